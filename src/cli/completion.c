@@ -156,6 +156,16 @@ static void put_fish_options(tsr_text *out)
     }
 }
 
+/* "dtype=auto dtype=float32" of "auto float32" */
+static void put_pairs(tsr_text *out, const char *key, const char *values)
+{
+    for (size_t at = 0, length; values[at]; at += length + (values[at + length] == ' ')) {
+        length = strcspn(values + at, " ");
+        tsr_text_printf(out, "%s%s=", at ? " " : "", key);
+        tsr_text_append(out, values + at, length);
+    }
+}
+
 static void put_fish_keys(tsr_text *out)
 {
     tsr_auto_text jobs = {0};
@@ -168,9 +178,8 @@ static void put_fish_keys(tsr_text *out)
                         i ? "\n" : "", tsr_text_string(&jobs));
         if (!values.length)
             tsr_text_printf(out, "%s=", key->name);
-        for (const char *p = tsr_text_string(&values); *p; p += strcspn(p, " "), p += *p == ' ')
-            tsr_text_printf(out, "%s%s=%.*s", p == values.data ? "" : " ", key->name,
-                            (int)strcspn(p, " "), p);
+        else
+            put_pairs(out, key->name, tsr_text_string(&values));
         tsr_text_puts(out, "' -d ");
         put_quoted(out, key->help);
         out->failed |= values.failed;

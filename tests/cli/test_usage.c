@@ -530,6 +530,40 @@ static int code_of(const char *command)
     return WEXITSTATUS(status);
 }
 
+/* What does not fit is on stderr, before the refusal, and nothing on stdout; notes come with -v alone. */
+static void test_plan_that_does_not_fit(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words, *begins;
+        int code;
+    } cases[] = {{"memory_budget=1MiB", "too big  needs at least ", 78},
+                 {"memory_budget=1MiB -v", "defaults that differ ", 78},
+                 {"memory_budget=1GiB", "", 0},
+                 {"memory_budget=1GiB --all", "defaults that differ ", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[4096], said[4096] = "", shown[64] = "";
+        snprintf(line, sizeof line,
+                 "'%s' plan /dev/null model_name_or_path=" MODEL " max_length=64 backend=cpu %s "
+                 ">'%s' 2>'%s'",
+                 TSR_PROGRAM, cases[i].words, scratch_path("out"), scratch_path("err"));
+        assert_int_equal(code_of(line), cases[i].code);
+        FILE *out = fopen(scratch_path("out"), "r"), *err = fopen(scratch_path("err"), "r");
+        assert_true(out && err);
+        said[fread(said, 1, sizeof said - 1, err)] = 0;
+        shown[fread(shown, 1, sizeof shown - 1, out)] = 0;
+        fclose(out);
+        fclose(err);
+        if (strncmp(said, cases[i].begins, strlen(cases[i].begins)) != 0 ||
+            (*said != 0) != (*cases[i].begins != 0))
+            fail_msg("%s: %s", cases[i].words, said);
+        assert_int_equal(*shown == 0, cases[i].code != 0);
+        if (cases[i].code &&
+            !strstr(said, "\ntessera: override memory_budget=1MiB: memory_budget "))
+            fail_msg("%s", said);
+    }
+}
+
 /* Output that is lost is said, be it more than a buffer or less. */
 static void test_full_disk(void **state)
 {
@@ -605,13 +639,20 @@ static void test_signals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_key_options),      cmocka_unit_test(test_commands),
-        cmocka_unit_test(test_path_with_equals), cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_wrong_lines),      cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_key_help),         cmocka_unit_test(test_options),
-        cmocka_unit_test(test_directories),      cmocka_unit_test(test_wrong_directories),
+        cmocka_unit_test(test_key_options),
+        cmocka_unit_test(test_commands),
+        cmocka_unit_test(test_path_with_equals),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_wrong_lines),
+        cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_key_help),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_wrong_directories),
 #ifndef __SANITIZE_THREAD__
-        cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_pipe),
+        cmocka_unit_test(test_plan_that_does_not_fit),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_pipe),
         cmocka_unit_test(test_signals),
 #endif
     };
