@@ -201,13 +201,47 @@ static void test_behind_mpirun(void **state)
     }
 }
 
+static void type(session *s, const char *keys)
+{
+    assert_int_equal(write(s->terminal, keys, strlen(keys)), strlen(keys));
+}
+
+/* The tabulator, in a bash that has read the installed script. */
+static void test_completion(void **state)
+{
+    static const struct {
+        const char *typed, *line;
+    } cases[] = {
+        {"tessera pl\t--roo\t", "tessera plan --roofs "},
+        {"tessera train x lr_scheduler_type=lin\t", "tessera train x lr_scheduler_type=linear "},
+        {"tessera train x lora_dr\t0.1", "tessera train x lora_dropout=0.1"},
+        {"tessera data --help lora_dr\t", "tessera data --help lora_dropout "},
+    };
+    session s;
+    (void)state;
+    if (access("/bin/bash", X_OK) != 0)
+        skip();
+    start(&s, "exec env TERM=dumb INPUTRC=/dev/null PS1='$ ' /bin/bash --norc --noprofile -i");
+    type(&s, "bind 'set enable-bracketed-paste off'; source " TSR_SHARE
+             "/bash-completion/completions/tessera && echo rea''dy\r");
+    expect(&s, "ready\r\n");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_text_clear(&s.seen);
+        type(&s, cases[i].typed);
+        expect(&s, cases[i].line);
+        type(&s, "\25"); /* the line away */
+    }
+    type(&s, "exit\r");
+    finish(&s);
+    tsr_text_free(&s.seen);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_stop_twice),
-        cmocka_unit_test(test_behind_mpirun),
+        cmocka_unit_test(test_alone),      cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_stop_twice), cmocka_unit_test(test_behind_mpirun),
+        cmocka_unit_test(test_completion),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
