@@ -33,14 +33,6 @@
 
 #define PATIENCE 300 /* seconds for the other ranks, where no configuration says it */
 
-static volatile int stop_requested;
-
-static void on_signal(int number)
-{
-    stop_requested = 1;
-    signal(number, SIG_DFL); /* a second one ends the program at once */
-}
-
 static void write_stderr(void *user, const char *text, size_t bytes)
 {
     (void)user;
@@ -53,6 +45,34 @@ static void write_stderr(void *user, const char *text, size_t bytes)
         text += written;
         bytes -= (size_t)written;
     }
+}
+
+static volatile int stop_requested;
+
+/* What a signal is answered with, at once, by the rank that talks; NULL: nothing. */
+static const char *volatile stop_answer;
+
+static const char stops[] = "stopping; a second time stops at once\n";
+static const char stops_at_first[] =
+    "stopping after the first step, with a checkpoint; a second time stops at once\n";
+static const char stops_at_step[] =
+    "stopping after this step, with a checkpoint; a second time stops at once\n";
+static const char clears[] = "\r\033[K"; /* the bar's line */
+static volatile sig_atomic_t bar_is_there;
+
+/* A step may take minutes: who asks for a stop sees that it was heard. */
+static void on_signal(int number)
+{
+    int before = errno;
+    const char *text = stop_answer;
+    if (text && !stop_requested) {
+        if (bar_is_there)
+            write_stderr(NULL, clears, sizeof clears - 1);
+        write_stderr(NULL, text, strlen(text));
+    }
+    stop_requested = 1;
+    signal(number, SIG_DFL); /* a second one ends the program at once */
+    errno = before;
 }
 
 /* All that is printed comes here, but for the progress bar: what a terminal would obey, of names, paths and rows in
@@ -121,15 +141,38 @@ static int report_failure(int status)
     return tsr_job_exit_code(status);
 }
 
-static tsr_status make_progress(run *r, tsr_config_progress mode)
+/* Columns of the terminal that stderr is; 0: it is none, or does not say. */
+static int terminal_columns(void)
 {
     struct winsize size = {0};
-    ioctl(STDERR_FILENO, TIOCGWINSZ, &size);
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+/* mpirun gives its ranks pipes, behind which there may be a terminal: launch/run says so, and how wide it is. */
+static tsr_status make_progress(run *r, tsr_config_progress mode)
+{
+    const char *behind = getenv("TESSERA_TERMINAL");
+    bool terminal = isatty(STDERR_FILENO);
     tsr_progress_options options = {.write = write_stderr,
                                     .mode = mode,
-                                    .terminal = isatty(STDERR_FILENO),
-                                    .columns = size.ws_col};
-    return tsr_progress_create(&r->progress, &options);
+                                    .terminal = terminal || (behind && *behind),
+                                    .columns =
+                                        terminal || !behind ? terminal_columns() : atoi(behind)};
+    TSR_TRY(tsr_progress_create(&r->progress, &options));
+    bar_is_there = tsr_progress_is_bar(r->progress);
+    return TSR_OK;
+}
+
+static int save_checkpoint(const run *r, int64_t step)
+{
+    char what[64];
+    snprintf(what, sizeof what, "saving checkpoint-%lld", (long long)step);
+    if (r->first)
+        tsr_progress_announce(r->progress, what);
+    int status = tsr_job_checkpoint(r->job);
+    if (r->first)
+        tsr_progress_announced(r->progress);
+    return status;
 }
 
 static void show_step(run *r, const tsr_job_report *report)
@@ -137,6 +180,7 @@ static void show_step(run *r, const tsr_job_report *report)
     char line[96];
     if (!r->first)
         return;
+    tsr_progress_resize(r->progress, terminal_columns());
     tsr_progress_step(r->progress, report);
     if (!report->skipped)
         return;
@@ -157,7 +201,7 @@ static int evaluate(run *r, int64_t step)
     if (step == 0)
         r->first_loss = e.loss;
     r->last_loss = r->best_counts && e.best_step ? e.best_loss : e.loss;
-    return e.save ? tsr_job_checkpoint(r->job) : 0;
+    return e.save ? save_checkpoint(r, step) : 0;
 }
 
 /* Steps until the last, with the evaluations that the configuration asks for. */
@@ -177,7 +221,7 @@ static int run_steps(run *r, const tsr_config *config)
         if (has_eval && !report.stopped && (report.evaluate || report.last))
             status = evaluate(r, report.step);
         if (status == 0 && (report.save || r->stopped))
-            status = tsr_job_checkpoint(r->job);
+            status = save_checkpoint(r, report.step);
     }
     r->stopped |= report.stopped;
     return status == TSR_JOB_DONE ? 0 : status;
@@ -248,6 +292,8 @@ static int train(run *r, const tsr_config *config)
     int status = tsr_job_plan(r->job, &info);
     if (status == 0)
         status = tsr_job_start(r->job);
+    if (r->first)
+        stop_answer = stops_at_step;
     /* One that cannot be made is no reason to end, and the other ranks would not know. */
     if (status == 0 && r->first && tsr_job_print_summary(r->job, &summary) == 0)
         say(summary);
@@ -258,6 +304,7 @@ static int train(run *r, const tsr_config *config)
                         config->logging_first_step);
     if (status == 0)
         status = run_steps(r, config);
+    stop_answer = NULL;
     tsr_progress_finish(r->progress);
     if (status == 0 && !r->stopped)
         status = tsr_job_save(r->job);
@@ -325,9 +372,12 @@ static int evaluate_only(run *r, const tsr_config *config)
 static int plan(run *r)
 {
     TSR_AUTO_FREE char *text = NULL;
-    int status = tsr_job_print_plan(r->job, r->usage->json, &text);
+    int form = r->usage->json ? TSR_PLAN_JSON : r->usage->all ? TSR_PLAN_BUFFERS : TSR_PLAN_SCREEN;
+    int status = tsr_job_print_plan(r->job, form, &text);
     if (status == 0)
         answer(text, r->usage->json);
+    else if (text) /* it does not fit: nothing on stdout, as of any refusal */
+        say(text);
     return status;
 }
 
@@ -388,8 +438,10 @@ static int run_job(double *patience, const tsr_usage *usage, const char *program
     *patience = readable == 0 ? (double)config.ddp_timeout : PATIENCE;
     tsr_watchdog *watchdog = options.use_mpi ? tsr_watchdog_start(*patience) : NULL;
     int status = make_progress(&r, config.progress);
-    r.details = usage->verbose || !options.use_mpi ||
-                config.log_level == TSR_LOG_DEBUG; /* plan and data: all of it */
+    r.details = usage->verbose || usage->all || usage->command == TSR_COMMAND_DATA ||
+                (usage->command == TSR_COMMAND_PLAN && usage->json) ||
+                config.log_level == TSR_LOG_DEBUG;
+    stop_answer = tsr_launcher_look().rank <= 0 ? stops_at_first : NULL;
     if (status == 0)
         status = tsr_job_create(&r.job, &options);
     tsr_watchdog_stop(watchdog);
@@ -397,11 +449,13 @@ static int run_job(double *patience, const tsr_usage *usage, const char *program
         status = readable;
     if (status == 0) {
         r.first = tsr_job_rank(r.job) == 0;
+        stop_answer = r.first ? stops_at_first : NULL;
         status = usage->command == TSR_COMMAND_TRAIN  ? train(&r, &config)
                  : usage->command == TSR_COMMAND_EVAL ? evaluate_only(&r, &config)
                  : usage->command == TSR_COMMAND_DATA ? data(&r)
                                                       : plan(&r);
     }
+    stop_answer = NULL;
     if (r.progress)
         tsr_progress_finish(r.progress);
     int code = status < 0 ? report_failure(status) : 0;
@@ -461,6 +515,7 @@ static int run_tool(const tsr_usage *usage)
         usage->command == TSR_COMMAND_PLAN)
         read_config(&config, usage);
     int status = make_progress(&r, config.progress);
+    stop_answer = stops;
     if (status == 0)
         status = call_tool(usage, &options, &text);
     tsr_progress_destroy(r.progress);

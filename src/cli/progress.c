@@ -82,19 +82,31 @@ static double seconds_left(const tsr_progress *p)
     return p->mean_step_s * (double)(p->total_steps - p->last.step);
 }
 
-/* "loss 2.3457  lr 0.0002  3100 tokens/s  123 MiB  0:42 left" */
-static void put_facts(tsr_progress *p)
+/* What is left out of a line that is too long, each with all before it. The step and the time left stay. */
+enum { WITH_ALL, NO_MEMORY, NO_RATE, SHORT_BAR, NO_SPEED, NO_BAR, NO_LOSS, NO_PERCENT, NO_TOTAL };
+
+/* "  loss 2.3457  lr 0.0002  3100 tokens/s  123 MiB  0:42 left" */
+static void put_facts(tsr_progress *p, int without)
 {
     const tsr_job_report *s = &p->last;
     tsr_text *t = &p->text;
-    tsr_text_puts(t, "loss ");
-    tsr_number_put_fixed(t, s->loss, 4);
-    tsr_text_puts(t, "  lr ");
-    tsr_number_put(t, s->learning_rate, 3);
-    tsr_text_puts(t, "  ");
-    tsr_number_put_fixed(t, s->tokens_per_s, 0);
-    tsr_text_puts(t, " tokens/s  ");
-    put_memory(t, s->device_bytes);
+    if (without < NO_LOSS) {
+        tsr_text_puts(t, "  loss ");
+        tsr_number_put_fixed(t, s->loss, 4);
+    }
+    if (without < NO_RATE) {
+        tsr_text_puts(t, "  lr ");
+        tsr_number_put(t, s->learning_rate, 3);
+    }
+    if (without < NO_SPEED) {
+        tsr_text_puts(t, "  ");
+        tsr_number_put_fixed(t, s->tokens_per_s, 0);
+        tsr_text_puts(t, " tokens/s");
+    }
+    if (without < NO_MEMORY) {
+        tsr_text_puts(t, "  ");
+        put_memory(t, s->device_bytes);
+    }
     if (p->total_steps > s->step) {
         tsr_text_puts(t, "  ");
         put_duration(t, seconds_left(p));
@@ -102,27 +114,38 @@ static void put_facts(tsr_progress *p)
     }
 }
 
-static void put_step(tsr_progress *p)
+static void put_step(tsr_progress *p, int without)
 {
     tsr_text_printf(&p->text, "step %lld", (long long)p->last.step);
-    if (p->total_steps)
+    if (p->total_steps && without < NO_TOTAL)
         tsr_text_printf(&p->text, "/%lld", (long long)p->total_steps);
 }
 
 /* " [====>           ]  25%" */
-static void put_bar(tsr_text *out, double share)
+static void put_bar(tsr_text *out, double share, int without)
 {
-    int full = share < 1 ? (int)(share * BAR_CELLS) : BAR_CELLS;
-    tsr_text_puts(out, " [");
-    for (int i = 0; i < BAR_CELLS; i++)
-        tsr_text_puts(out, i < full ? "=" : i == full ? ">" : " ");
-    tsr_text_printf(out, "] %3d%%", (int)(share * 100));
+    int cells = without < SHORT_BAR ? BAR_CELLS : BAR_CELLS / 2;
+    int full = share < 1 ? (int)(share * cells) : cells;
+    if (without < NO_BAR) {
+        tsr_text_puts(out, " [");
+        for (int i = 0; i < cells; i++)
+            tsr_text_puts(out, i < full ? "=" : i == full ? ">" : " ");
+        tsr_text_puts(out, "]");
+    }
+    if (without < NO_PERCENT)
+        tsr_text_printf(out, " %3d%%", (int)(share * 100));
+}
+
+/* Columns of a line; a full last one would wrap. */
+static size_t width_of(const tsr_progress *p)
+{
+    return (size_t)p->options.columns - 1;
 }
 
 /* What stands behind `start` is the terminal's line. */
 static void fit(tsr_progress *p, size_t start)
 {
-    size_t width = (size_t)p->options.columns - 1; /* a full last column would wrap */
+    size_t width = width_of(p);
     if (!p->text.failed && p->text.length - start > width) {
         p->text.length = start + width; /* all of it is ASCII */
         p->text.data[p->text.length] = 0;
@@ -133,11 +156,15 @@ static void draw_bar(tsr_progress *p)
 {
     tsr_text_puts(&p->text, CLEAR_LINE);
     size_t start = p->text.length;
-    put_step(p);
-    if (p->total_steps)
-        put_bar(&p->text, (double)p->last.step / (double)p->total_steps);
-    tsr_text_puts(&p->text, "  ");
-    put_facts(p);
+    for (int without = WITH_ALL; without <= NO_TOTAL; without++) {
+        p->text.length = p->text.failed ? 0 : start;
+        put_step(p, without);
+        if (p->total_steps)
+            put_bar(&p->text, (double)p->last.step / (double)p->total_steps, without);
+        put_facts(p, without);
+        if (p->text.length - start <= width_of(p))
+            break;
+    }
     fit(p, start);
     p->bar_shown = true;
     p->phase_shown = false;
@@ -160,9 +187,14 @@ static void draw_phase(tsr_progress *p, double share, double now)
 {
     tsr_text_puts(&p->text, CLEAR_LINE);
     size_t start = p->text.length;
-    tsr_text_puts(&p->text, p->phase);
-    put_bar(&p->text, share);
-    put_left(p, share, now);
+    for (int without = WITH_ALL; without <= NO_TOTAL; without++) {
+        p->text.length = p->text.failed ? 0 : start;
+        tsr_text_puts(&p->text, p->phase);
+        put_bar(&p->text, share, without);
+        put_left(p, share, now);
+        if (p->text.length - start <= width_of(p))
+            break;
+    }
     fit(p, start);
     p->phase_shown = true;
     emit(p);
@@ -225,15 +257,49 @@ void tsr_progress_step(tsr_progress *p, const tsr_job_report *step)
         return;
     if (step->step % p->logging_steps && !end && !(p->first_step && step->step == 1))
         return;
-    put_step(p);
+    put_step(p, WITH_ALL);
     tsr_text_puts(&p->text, "  epoch ");
     tsr_number_put_fixed(&p->text, step->epoch, 2);
-    tsr_text_puts(&p->text, "  ");
-    put_facts(p);
+    put_facts(p, WITH_ALL);
     tsr_text_puts(&p->text, "  grad_norm ");
     tsr_number_put(&p->text, step->grad_norm, 4);
     tsr_text_puts(&p->text, "\n");
     emit(p);
+}
+
+void tsr_progress_announce(tsr_progress *p, const char *what)
+{
+    if (p->mode == TSR_CONFIG_PROGRESS_NONE)
+        return;
+    if (p->mode == TSR_CONFIG_PROGRESS_LINES) {
+        tsr_text_printf(&p->text, "%s\n", what);
+        emit(p);
+        return;
+    }
+    tsr_text_puts(&p->text, CLEAR_LINE);
+    size_t start = p->text.length;
+    if (p->last.step)
+        put_step(p, WITH_ALL);
+    tsr_text_printf(&p->text, "%s%s", p->last.step ? "  " : "", what);
+    fit(p, start);
+    p->phase_shown = true; /* the next phase, step or line has its place */
+    emit(p);
+}
+
+void tsr_progress_announced(tsr_progress *p)
+{
+    end_phase(p);
+}
+
+void tsr_progress_resize(tsr_progress *p, int columns)
+{
+    if (columns > 0)
+        p->options.columns = columns;
+}
+
+bool tsr_progress_is_bar(const tsr_progress *p)
+{
+    return p->mode == TSR_CONFIG_PROGRESS_BAR;
 }
 
 void tsr_progress_line(tsr_progress *p, const char *line)

@@ -1,7 +1,7 @@
 /*
  * cli/progress.h: what a person sees while a run goes on; rank 0 only.
  *
- * On a terminal one bar that is redrawn, elsewhere one line per logging_steps. Between steps, long
+ * On a terminal one bar that is redrawn, and whose line leaves out what there is no room for, the time left last; elsewhere one line per logging_steps. Between steps, long
  * work (reading, hashing, packing, saving) has the place of the bar until it ends, or a line every few
  * seconds. Everything goes through the callback that was given: nothing is printed here. Time is summed
  * from step_s, or given, so the text depends on the reports alone.
@@ -44,6 +44,17 @@ void tsr_progress_step(tsr_progress *progress, const tsr_job_report *step);
 /* After each evaluation. */
 void tsr_progress_eval(tsr_progress *progress, int64_t step, double eval_loss,
                        int64_t eval_label_tokens);
+
+/* What begins now and may take its time ("saving checkpoint-200"), shown at once: in place of the bar until
+ * tsr_progress_announced or what comes next, elsewhere as a line. */
+void tsr_progress_announce(tsr_progress *progress, const char *what);
+void tsr_progress_announced(tsr_progress *progress);
+
+/* The terminal has as many columns from now on; 0: it does not say. */
+void tsr_progress_resize(tsr_progress *progress, int columns);
+
+/* Whether there is, or may be, a bar on the last line. */
+bool tsr_progress_is_bar(const tsr_progress *progress);
 
 /* A line of text (without its newline) that must not be torn by the bar: log messages. Written in
  * every mode. */

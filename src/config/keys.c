@@ -439,7 +439,7 @@ static const tsr_key memory_keys[] = {
              "memory_budget requires it; sqrt: all, and of the layers' inputs all but every "
              "sqrt(layers)-th; auto: as the fastest plan that fits needs"},
     {"memory_budget", G, TSR_KEY_BYTES, AT(memory_budget), .low = 1, .high = ANY, .none = "auto",
-     .initial = "auto", .help = "memory per device: 22GiB, 500MB or bytes"},
+     .initial = "auto", .help = "memory per device, with its unit: 22GiB, 500MB"},
     {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .initial = "auto",
      .help = "keep base weights in host memory; sharded: each rank its shard; full: one copy a "
              "node; auto: none, or sharded if that is faster or needed"},
@@ -488,7 +488,9 @@ static const tsr_key run_keys[] = {
     {"log_level", G, TSR_KEY_WORD, AT(log_level), log_words, .initial = "info",
      .help = "level of the messages on stderr"},
     {"progress", G, TSR_KEY_WORD, AT(progress), progress_words, .initial = "auto",
-     .help = "progress on stderr; auto: a bar on a terminal, lines elsewhere"},
+     .help = "progress on stderr; auto: a bar on a terminal (behind mpirun where TESSERA_TERMINAL "
+             "has its "
+             "columns, as launch/run sets it), lines elsewhere"},
     {"defaults", G, TSR_KEY_WORD, AT(defaults), defaults_words, .initial = "tessera",
      .help = "defaults of omitted keys; trl: TRL's"},
 };

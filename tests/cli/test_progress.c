@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -122,6 +123,74 @@ static void test_bar_fits_and_is_not_flooded(void **state)
         drawn++;
     }
     assert_true(drawn > 5 && drawn < 20);
+    tsr_text_free(&text);
+}
+
+/* However long a run, its numbers and its lines are: the step and the time left are there. */
+static void test_time_left_is_always_there(void **state)
+{
+    static const int columns[] = {80, 79, 60, 40, 30};
+    (void)state;
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
+        for (int64_t total = 10; total <= 1000000; total *= 10) {
+            tsr_text text = {0};
+            tsr_progress *p = create(
+                &text, (tsr_progress_options){.terminal = true, .columns = columns[i]}, total);
+            tsr_job_report step = at(total - 5);
+            step.tokens_per_s = 1234567;
+            step.step_s = 36000;
+            step.learning_rate = 1.23e-5;
+            step.device_bytes = 100ull << 30;
+            tsr_progress_step(p, &step);
+            const char *line = text.data + strlen("\r\033[K");
+            char begin[32];
+            snprintf(begin, sizeof begin, "step %lld", (long long)step.step);
+            begins(line, begin);
+            if (strlen(line) >= (size_t)columns[i] || !strstr(line, "  50:00:00 left"))
+                fail_msg("%d columns: '%s'", columns[i], line);
+            if (columns[i] >= 79 && (!strstr(line, "loss 2.3457") || !strchr(line, '[')))
+                fail_msg("%d columns have room for more than '%s'", columns[i], line);
+            tsr_progress_phase(p, "reading the checkpoint", 1, 4, 30);
+            text.length = 0;
+            tsr_progress_phase(p, "reading the checkpoint", 2, 4, 3630);
+            if (columns[i] >= 40 && !strstr(text.data, "1:00:00 left"))
+                fail_msg("%d columns: '%s'", columns[i], text.data);
+            tsr_progress_resize(p, 200); /* the terminal is wider now */
+            tsr_text_clear(&text);
+            tsr_progress_phase(p, "reading the checkpoint", 4, 4, 3640);
+            assert_non_null(strstr(text.data, "1234567 tokens/s  100.00 GiB  50:00:00 left"));
+            tsr_progress_destroy(p);
+            tsr_text_free(&text);
+        }
+}
+
+/* At once, in place of the bar; elsewhere a line. */
+static void test_announcements(void **state)
+{
+    (void)state;
+    tsr_text text = {0};
+    tsr_progress *p = create(&text, (tsr_progress_options){.terminal = true}, 4);
+    tsr_job_report step = at(2);
+    assert_true(tsr_progress_is_bar(p));
+    tsr_progress_step(p, &step);
+    tsr_text_clear(&text);
+    tsr_progress_announce(p, "saving checkpoint-2");
+    assert_string_equal(text.data, "\r\033[Kstep 2/4  saving checkpoint-2");
+    tsr_text_clear(&text);
+    tsr_progress_line(p, "a warning"); /* above it */
+    begins(text.data, "\r\033[Ka warning\n\r\033[Kstep 2/4 [");
+    tsr_progress_announce(p, "saving checkpoint-2");
+    tsr_text_clear(&text);
+    tsr_progress_announced(p);
+    begins(text.data, "\r\033[Kstep 2/4 [");
+    tsr_progress_destroy(p);
+    tsr_text_clear(&text);
+    p = create(&text, (tsr_progress_options){0}, 4);
+    assert_false(tsr_progress_is_bar(p));
+    tsr_progress_announce(p, "saving checkpoint-2");
+    tsr_progress_announced(p);
+    assert_string_equal(text.data, "saving checkpoint-2\n");
+    tsr_progress_destroy(p);
     tsr_text_free(&text);
 }
 
@@ -302,6 +371,8 @@ int main(void)
         cmocka_unit_test(test_lines),
         cmocka_unit_test(test_bar),
         cmocka_unit_test(test_bar_fits_and_is_not_flooded),
+        cmocka_unit_test(test_time_left_is_always_there),
+        cmocka_unit_test(test_announcements),
         cmocka_unit_test(test_phase_on_a_terminal),
         cmocka_unit_test(test_phase_in_lines),
         cmocka_unit_test(test_none),
