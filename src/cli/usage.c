@@ -1,6 +1,7 @@
 #include "cli/usage.h"
 
 #include "base/called.h"
+#include "base/near.h"
 #include "base/version.h"
 #include "cli/directory.h"
 #include "cli/key_option.h"
@@ -179,7 +180,7 @@ static bool find_option(char out[32], const command_row *row, const char *arg)
     char name[32];
     for (const char *p = row->line; (p = strstr(p, "[--")) != NULL; p++) {
         snprintf(name, sizeof name, "%.*s", (int)strcspn(p + 1, " ]"), p + 1);
-        int d = tsr_keys_distance(arg, name, distance - 1);
+        int d = tsr_near_distance(arg, name, distance - 1);
         if (d < distance) {
             distance = d;
             strcpy(out, name);

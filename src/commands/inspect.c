@@ -3,6 +3,7 @@
 #include "base/aside.h"
 #include "base/phase.h"
 #include "inputs/kind.h"
+#include "io/missing.h"
 #include "io/peft.h"
 #include "job/sized.h"
 #include "tessera.h"
@@ -174,10 +175,13 @@ static tsr_status inspect_directory(json_t *report, const char *directory)
 
 static tsr_status inspect_path(json_t *report, const char *path)
 {
+    char hint[TSR_MISSING_BYTES];
     struct stat info;
-    if (stat(path, &info) != 0)
-        return tsr_fail(errno == ENOENT || errno == ENOTDIR ? TSR_EDATA : TSR_EIO, "%s: %s", path,
-                        strerror(errno));
+    if (stat(path, &info) != 0) {
+        int error = errno;
+        return tsr_fail(error == ENOENT || error == ENOTDIR ? TSR_EDATA : TSR_EIO, "%s: %s%s", path,
+                        strerror(error), tsr_missing_hint(hint, path, error));
+    }
     tsr_report_string(report, "path", path);
     if (S_ISDIR(info.st_mode))
         return inspect_directory(report, path);

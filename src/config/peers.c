@@ -3,6 +3,7 @@
  */
 #include "config/peers.h"
 
+#include "base/near.h"
 #include "config/config_number.h"
 
 #include <string.h>
@@ -112,7 +113,7 @@ bool tsr_peers_row(const char *name, const tsr_key_alias **renamed, const tsr_ke
 
 const char *tsr_peers_nearest(const tsr_peer *peer, const char *name)
 {
-    int distance = tsr_keys_too_far(name);
+    int distance = tsr_near_too_far(name);
     const char *best = NULL;
     if (!peer)
         return tsr_keys_nearest(name);

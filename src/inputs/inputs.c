@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "inputs/earlier.h"
 #include "inputs/sets.h"
+#include "io/missing.h"
 #include "model/arch/arch.h"
 #include "model/units.h"
 
@@ -24,12 +25,13 @@ static tsr_status check_directory(const tsr_config *config)
 {
     const char *path = config->model_name_or_path;
     const char *where = tsr_config_where(config, "model_name_or_path");
+    char hint[TSR_MISSING_BYTES];
     struct stat info;
-    if (stat(path, &info) != 0)
-        return tsr_fail(tsr_status_of_open(errno),
-                        "%s: model_name_or_path: %s: %s (a relative path starts from the working "
-                        "directory)",
-                        where, path, strerror(errno));
+    if (stat(path, &info) != 0) {
+        int error = errno;
+        return tsr_fail(tsr_status_of_open(error), "%s: model_name_or_path: %s: %s%s", where, path,
+                        strerror(error), tsr_missing_hint(hint, path, error));
+    }
     if (!S_ISDIR(info.st_mode))
         return tsr_fail(TSR_EDATA,
                         "%s: model_name_or_path: %s is a file; expected the directory of a Hugging "

@@ -10,6 +10,7 @@
 #include "config/config_store.h"
 #include "config/keys.h"
 #include "inputs/earlier.h"
+#include "io/missing.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -71,11 +72,15 @@ static tsr_status find_named(choice *out, const tsr_job *job)
     char full[PATH_MAX], output[PATH_MAX];
     if (strlen(directory) >= sizeof out->path)
         return tsr_fail(TSR_ECONFIG, "%s: resume_from_checkpoint: the path is too long", where);
-    if (!realpath(directory, full))
+    if (!realpath(directory, full)) {
+        char hint[TSR_MISSING_BYTES];
+        int error = errno;
         return tsr_fail(TSR_ECONFIG,
                         "%s: resume_from_checkpoint: %s: %s; write true for the newest of "
-                        "output_dir, or the directory of a checkpoint",
-                        where, directory, strerror(errno));
+                        "output_dir, or the directory of a checkpoint%s",
+                        where, directory, strerror(error),
+                        tsr_missing_hint(hint, directory, error));
+    }
     char *slash = strrchr(full, '/'), *name = slash + 1;
     *slash = 0;
     out->found = 1;

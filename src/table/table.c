@@ -1,6 +1,7 @@
 #include "table/table.h"
 
 #include "io/lfs.h"
+#include "io/missing.h"
 #include "table/parquet.h"
 #include "table/table_parts.h"
 
@@ -26,10 +27,10 @@ struct tsr_table {
 
 static tsr_status cannot_open(const char *path, const char *key)
 {
-    return tsr_fail(tsr_status_of_open(errno), "%s: %s: %s%s", key, path, strerror(errno),
-                    errno == ENOENT && path[0] != '/'
-                        ? " (a relative path starts from the working directory)"
-                        : "");
+    char hint[TSR_MISSING_BYTES];
+    int error = errno;
+    return tsr_fail(tsr_status_of_open(error), "%s: %s: %s%s", key, path, strerror(error),
+                    tsr_missing_hint(hint, path, error));
 }
 
 /* Looked at before it is opened: opening a pipe would wait. */

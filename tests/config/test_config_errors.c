@@ -375,7 +375,7 @@ static void test_files(void **state)
     tsr_config config;
     tsr_config_source source = {.path = TSR_SOURCE_DIR "/no/such/job.yaml"};
     assert_int_equal(tsr_config_load(&config, &source), TSR_ECONFIG);
-    expect(tsr_last_error(), "no/such/job.yaml: cannot be opened: No such file", "");
+    expect(tsr_last_error(), "no/such/job.yaml: No such file", "");
     source.path = TSR_SOURCE_DIR;
     assert_int_equal(tsr_config_load(&config, &source), TSR_ECONFIG);
     expect(tsr_last_error(), "directory", "");
