@@ -72,7 +72,11 @@ static tsr_status find_chat(tsr_chat **out, tsr_inputs *inputs, const char *temp
         .template = template, .eos_token = config->eos_token, .now = inputs->today};
     if (config->chat_template_date)
         tsr_config_date(&options.now, config->chat_template_date);
-    TSR_TRY(tsr_chat_create(out, inputs->tokenizer, &options));
+    tsr_status status = tsr_chat_create(out, inputs->tokenizer, &options);
+    if (status == TSR_ECONFIG) /* the template's name, or that there is none */
+        return tsr_fail(status, "%s: %s", tsr_config_where(config, "chat_template"),
+                        tsr_last_error());
+    TSR_TRY(status);
     inputs->chats[inputs->chat_count].template = template;
     inputs->chats[inputs->chat_count++].chat = *out;
     inputs->chat = inputs->chats[0].chat;

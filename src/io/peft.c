@@ -166,7 +166,7 @@ static tsr_status check_directory(const char *directory, const char *weights)
                         directory, strerror(error), tsr_missing_hint(hint, directory, error));
     }
     if (!S_ISDIR(info.st_mode))
-        return tsr_fail(TSR_EDATA, "%s: not a directory: expected an adapter's directory",
+        return tsr_fail(TSR_EDATA, "%s: not a directory; expected an adapter's directory",
                         directory);
     if (access(weights, F_OK) == 0 || asprintf(&old, "%s/adapter_model.bin", directory) < 0)
         return TSR_OK;
@@ -174,7 +174,7 @@ static tsr_status check_directory(const char *directory, const char *weights)
     free(old);
     if (has_old)
         return tsr_fail(TSR_EDATA,
-                        "%s: it has adapter_model.bin but no %s: load it in PEFT and save it again "
+                        "%s: it has adapter_model.bin but no %s; load it in PEFT and save it again "
                         "with save_pretrained",
                         directory, TSR_PEFT_WEIGHTS_FILE);
     return TSR_OK;
