@@ -229,7 +229,9 @@ static void print_stopped(const run *r, const tsr_config *config)
 static void print_finished(const run *r, const tsr_config *config)
 {
     tsr_text text = {0};
-    tsr_text_printf(&text, "tessera: the run in %s is finished: all of its %lld steps are done\n",
+    tsr_text_printf(&text,
+                    "tessera: the run in %s is finished: all of its %lld steps are done; raise "
+                    "max_steps or num_train_epochs to train on\n",
                     config->output_dir, (long long)tsr_job_total_steps(r->job));
     say(tsr_text_string(&text));
     tsr_text_free(&text);

@@ -74,7 +74,8 @@ static tsr_status find_chat(tsr_chat **out, tsr_inputs *inputs, const char *temp
         tsr_config_date(&options.now, config->chat_template_date);
     tsr_status status = tsr_chat_create(out, inputs->tokenizer, &options);
     if (status == TSR_ECONFIG) /* the template's name, or that there is none */
-        return tsr_fail(status, "%s: %s", tsr_config_where(config, "chat_template"),
+        return tsr_fail(status, "%s: %s",
+                        tsr_config_where(config, template ? "chat_template" : "model_name_or_path"),
                         tsr_last_error());
     TSR_TRY(status);
     inputs->chats[inputs->chat_count].template = template;

@@ -35,13 +35,23 @@ static bool exists(const char *path, int length)
     return length >= 0 && length < PATH_MAX && access(path, F_OK) == 0;
 }
 
+/* rows.jsonl where there is rows.parquet: of one name in two formats. */
+static int distance_of(const char *name, const char *entry, int limit)
+{
+    const char *a = strrchr(name, '.'), *b = strrchr(entry, '.');
+    bool same =
+        a && b && a != name && a - name == b - entry && !memcmp(name, entry, (size_t)(a - name));
+    int d = tsr_near_distance(name, entry, limit);
+    return same && d > 1 ? 1 : d;
+}
+
 /* Takes the entry as the name if all that is behind the name in `path` is there too. Of two that are as near the first
  * of the alphabet, whatever order the directory has. */
 static void consider(char best[PATH_MAX], int *distance, const char *path, size_t begin,
                      const char *name, const char *entry)
 {
     char whole[PATH_MAX];
-    int d = tsr_near_distance(name, entry, *distance);
+    int d = distance_of(name, entry, *distance);
     int length = snprintf(whole, sizeof whole, "%.*s%s%s", (int)begin, path, entry,
                           path + begin + strlen(name));
     if (d < FAR && (d < *distance || (d == *distance && *best && strcmp(whole, best) < 0)) &&

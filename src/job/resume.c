@@ -145,8 +145,9 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
             tsr_fail_lines(TSR_ECONFIG,
                            "%sA resumed run keeps the keys it began with; only its length may grow "
                            "(max_steps, num_train_epochs). To change other keys, start a new run "
-                           "from this adapter in another output_dir: init_adapter=%s. It begins "
-                           "with the first rows again, in another order with another data_seed",
+                           "in another output_dir. With init_adapter=%s it begins with this "
+                           "adapter, whose rank, alpha and modules it keeps, and with the first "
+                           "rows, in another order with another data_seed",
                            tsr_text_string(&lines), directory);
     return status;
 }

@@ -213,7 +213,7 @@ static void test_no_template(void **state)
     char *json = golden_file("examples/tiny-llama/tokenizer.json", &bytes);
     assert_int_equal(tsr_tokenizer_parse(&bare, "bare", json, bytes, NULL, 0), TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, bare, NULL), TSR_ECONFIG);
-    assert_non_null(strstr(tsr_last_error(), "chat_template, which is a name"));
+    assert_non_null(strstr(tsr_last_error(), "add a name, such as chat_template: chatml"));
     tsr_tokenizer_destroy(bare);
     /* In tokenizer_config.json, plain or as a list of named ones; bos_token as an object. */
     const char *configs[] = {

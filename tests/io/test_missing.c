@@ -40,6 +40,7 @@ static void test_near(void **state)
         {"./bsae", "./base"},
         {"chat.parquet", "chats.parquet"},
         {"chats.parquet.gz", "chats.parquet"},
+        {"chats.jsonl", "chats.parquet"}, /* another format */
         {"run", "runs"},
         {"run/first", "runs/first"},
         {"runs/frist/job.yaml", "runs/first/job.yaml"},
