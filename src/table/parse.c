@@ -15,6 +15,8 @@ static const char *recognise(const char *text, size_t bytes)
         return " (a list over several lines: write one object a line, as `jq -c '.[]'` does)";
     if (bytes == 1 && *text == '{')
         return " (an object over several lines: write it on one, as `jq -c .` does)";
+    if (bytes > 1 && *text == '{' && text[1 + strspn(text + 1, " ")] == '\'')
+        return " (JSON has double quotes: write rows with json.dumps, not str, in Python)";
     return *text == '{' ? "" : " (expected an object {...} on each line)";
 }
 
@@ -35,9 +37,11 @@ static tsr_status cannot_parse(const json_error_t *error, const char *text, size
                         "%s%s: a number is too large to be read (a whole number is within 64 "
                         "bits); write it as a string, or leave its key out",
                         place, at);
-    return tsr_fail(TSR_EDATA, "%s%s: not valid %s: %s%s", place, at,
-                    json_error_code(error) == json_error_invalid_utf8 ? "UTF-8" : "JSON",
-                    error->text, line ? recognise(text, bytes) : "");
+    if (json_error_code(error) == json_error_invalid_utf8)
+        return tsr_fail(TSR_EDATA, "%s%s: not valid UTF-8: %s; write the file in UTF-8", place, at,
+                        error->text);
+    return tsr_fail(TSR_EDATA, "%s%s: not valid JSON: %s%s", place, at, error->text,
+                    line ? recognise(text, bytes) : "");
 }
 
 tsr_status tsr_table_parse(json_t **row, const char *text, size_t bytes, const char *place,
