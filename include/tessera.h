@@ -211,10 +211,15 @@ TSR_API tsr_status tsr_job_create(tsr_job **out, const tsr_job_options *options)
  * refused here (and by start) with TSR_ECONFIG. */
 TSR_API tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
 
-/* The plan as text, decided as by tsr_job_plan: every buffer (place, bytes, type and shape, what it is for), the peaks,
- * the largest that would fit, the expected time, what was compared; json 1: as one JSON object. *text is the caller's
- * (tsr_free). */
-TSR_API tsr_status tsr_job_print_plan(tsr_job *job, int json, char **text);
+/* How tsr_job_print_plan writes: every buffer (place, bytes, type and shape, what it is for), the peaks, the largest that
+ * would fit, the expected time, what was compared; the same as one JSON object; or at most 24 lines of 80 columns:
+ * whether it fits, the ten largest purposes, the expected time, what was chosen. */
+enum tsr_plan_form { TSR_PLAN_BUFFERS, TSR_PLAN_JSON, TSR_PLAN_SCREEN };
+
+/* The plan as text, decided as by tsr_job_plan. *text is the caller's (tsr_free). TSR_PLAN_SCREEN fills it where a
+ * TSR_JOB_PLAN does not fit (TSR_ECONFIG), too: with what needs the memory and the smallest change that would fit; after
+ * any other failure it is then NULL. */
+TSR_API tsr_status tsr_job_print_plan(tsr_job *job, int form, char **text);
 
 /* The plans of a TSR_JOB_PLAN for one rank and for each of `ranks` [count] side by side: memory, expected
  * time of a step, what is lost to others; plan_ranks is not used, plan_node is the ranks of a node. It

@@ -58,6 +58,23 @@ void tsr_text_printf(tsr_text *text, const char *format, ...)
     va_end(again);
 }
 
+void tsr_text_wrap(tsr_text *text, const char *words, int indent, int columns)
+{
+    for (size_t room = (size_t)(columns - indent);;) {
+        size_t length = strlen(words), end = length > room ? room : length;
+        if (length > room) {
+            while (end > 0 && words[end] != ' ')
+                end--;
+            end = end ? end : strcspn(words, " "); /* one long word */
+        }
+        tsr_text_append(text, words, end);
+        words += end + (words[end] == ' ');
+        if (!*words)
+            return;
+        tsr_text_printf(text, "\n%*s", indent, "");
+    }
+}
+
 void tsr_text_join(char *out, size_t room, const char *first, const char *second)
 {
     size_t head = strnlen(first, room - 1), tail = strnlen(second, room - 1 - head);

@@ -25,6 +25,10 @@ void tsr_text_append(tsr_text *text, const char *data, size_t length);
 void tsr_text_puts(tsr_text *text, const char *string);
 void tsr_text_printf(tsr_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* `words` of a line that begins at column `indent`, broken at spaces so that none is longer than `columns`; what follows
+ * a break is indented as far. Without the last newline. */
+void tsr_text_wrap(tsr_text *text, const char *words, int indent, int columns);
+
 /* first and second into out, cut to room - 1 bytes: what snprintf("%s%s") does, in a fifth of its time. */
 void tsr_text_join(char *out, size_t room, const char *first, const char *second);
 

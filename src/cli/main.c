@@ -325,8 +325,9 @@ static int evaluate_only(run *r, const tsr_config *config)
 static int plan(run *r)
 {
     TSR_AUTO_FREE char *text = NULL;
-    int status = tsr_job_print_plan(r->job, r->usage->json, &text);
-    if (status == 0)
+    int form = r->usage->json ? TSR_PLAN_JSON : r->usage->all ? TSR_PLAN_BUFFERS : TSR_PLAN_SCREEN;
+    int status = tsr_job_print_plan(r->job, form, &text);
+    if (text)
         answer(text, r->usage->json);
     return status;
 }
@@ -388,8 +389,9 @@ static int run_job(double *patience, const tsr_usage *usage, const char *program
     *patience = readable == 0 ? (double)config.ddp_timeout : PATIENCE;
     tsr_watchdog *watchdog = options.use_mpi ? tsr_watchdog_start(*patience) : NULL;
     int status = make_progress(&r, config.progress);
-    r.details = usage->verbose || !options.use_mpi ||
-                config.log_level == TSR_LOG_DEBUG; /* plan and data: all of it */
+    r.details = usage->verbose || usage->all || usage->command == TSR_COMMAND_DATA ||
+                (usage->command == TSR_COMMAND_PLAN && usage->json) ||
+                config.log_level == TSR_LOG_DEBUG;
     if (status == 0)
         status = tsr_job_create(&r.job, &options);
     tsr_watchdog_stop(watchdog);

@@ -15,14 +15,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-/* Options and an example are lines of the help, each with its newline; of the example "    tessera ...". */
-typedef struct {
-    const char *name;
-    tsr_command command;
-    const char *line, *what, *options, *example;
-    const char *also; /* another name; NULL: none */
-    bool resumes;
-} command_row;
+typedef tsr_usage_verb command_row;
 
 #define VERBOSE "    -v          also say how formats, plan and graphs were decided\n"
 
@@ -38,14 +31,16 @@ static const command_row commands[] = {
      "    tessera resume runs/first/checkpoint-200 max_steps=400\n",
      .resumes = true},
     {"plan", TSR_COMMAND_PLAN,
-     "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]",
-     "every buffer, the peak and the expected time of a step; reads no weights",
+     "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--all] "
+     "[--json]",
+     "whether it fits, what needs the memory, and the expected time of a step; reads no weights",
      "    --ranks N   plan for N ranks; N,N,...: compare them, and shard groups of a node with "
      "one\n"
      "    --node N    ranks of a node [all]\n"
      "    --roofs FILE   what the machines sustain: of tessera env --measure --json, or of\n"
      "                bench/results [what tessera env --measure saved on this machine]\n"
-     "    --json      the plan as JSON on stdout\n",
+     "    --all       every buffer with its shape, what was compared, and how it was decided\n"
+     "    --json      all of it as JSON on stdout\n",
      "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"
      "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
@@ -100,16 +95,22 @@ static const command_row commands[] = {
 
 #define COMMANDS (int)(sizeof commands / sizeof *commands)
 
+const tsr_usage_verb *tsr_usage_verb_at(int index)
+{
+    return index < COMMANDS ? &commands[index] : NULL;
+}
+
 static void put_overview(tsr_text *out)
 {
     tsr_text_printf(out, "tessera %s: distributed QLoRA and DoRA fine-tuning\n\n",
                     tsr_build_version());
     for (int i = 0; i < COMMANDS; i++)
         tsr_text_printf(out, "  %s\n      %s\n", commands[i].line, commands[i].what);
-    tsr_text_printf(out,
-                    "  tessera version | --help | COMMAND --help\n"
-                    "\nAll keys of job.yaml: %s train --help\n",
-                    tsr_called());
+    tsr_text_printf(
+        out,
+        "  tessera version | --help | COMMAND --help\n"
+        "\nAll keys of job.yaml: %s train --help; one: --help KEY, as in --help lora_r\n",
+        tsr_called());
 }
 
 /* Lines to type, with the program as it is called here. */
@@ -139,7 +140,7 @@ static void put_command_help(tsr_text *out, const command_row *row)
             all ? "" : ": see `tessera train --help`");
     if (!all)
         return;
-    tsr_text_puts(out, "[default; TRL's where it differs]\n\n");
+    tsr_text_puts(out, "One key in full: --help KEY. [default; TRL's where it differs]\n\n");
     tsr_config_help(out);
 }
 
@@ -155,7 +156,8 @@ static tsr_status take_text(tsr_usage *out, tsr_text *text)
 
 static bool is_help(const char *arg)
 {
-    return !strcmp(arg, "--help") || !strcmp(arg, "-h") || !strcmp(arg, "help");
+    return !strcmp(arg, "--help") || !strncmp(arg, "--help=", 7) || !strcmp(arg, "-h") ||
+           !strcmp(arg, "help");
 }
 
 static tsr_status unknown_command(const char *name)
@@ -275,7 +277,7 @@ static tsr_status read_ranks(tsr_usage *usage, const char *arg, const char *next
 }
 
 /* Whether the line names a job.yaml, with keys after it. */
-static bool takes_job(const command_row *row)
+bool tsr_usage_takes_job(const command_row *row)
 {
     return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
 }
@@ -361,7 +363,7 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         usage->json = true;
         return TSR_OK;
     }
-    if (takes_job(row) && (!strcmp(arg, "-v") || !strcmp(arg, "--verbose"))) {
+    if (tsr_usage_takes_job(row) && (!strcmp(arg, "-v") || !strcmp(arg, "--verbose"))) {
         usage->verbose = true;
         return TSR_OK;
     }
@@ -378,13 +380,17 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         *index += !arg[7];
         return read_file(&usage->roofs, "--roofs", arg[7] ? arg + 8 : next, "machine.json");
     }
+    if (row->command == TSR_COMMAND_PLAN && !strcmp(arg, "--all")) {
+        usage->all = true;
+        return TSR_OK;
+    }
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--ranks"))
         return read_ranks(usage, arg, next, index);
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--node"))
         return read_count(&usage->node, "--node", arg, next, index);
     if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
         return read_count(&usage->show, "--show", arg, next, index);
-    bool job = takes_job(row);
+    bool job = tsr_usage_takes_job(row);
     char option[32];
     if (job && is_option(arg, "--config"))
         return read_job(usage, arg, next, index);
@@ -445,9 +451,9 @@ static tsr_status take_directory(tsr_usage *usage, const command_row *row)
     static char *const resumed[] = {"resume_from_checkpoint=true", "overwrite_output_dir=false"};
     struct stat info;
     tsr_directory_job job;
-    if (usage->job_path && takes_job(row))
+    if (usage->job_path && tsr_usage_takes_job(row))
         TSR_TRY(check_job(usage->job_path));
-    if (!usage->job_path || !takes_job(row) || stat(usage->job_path, &info) != 0 ||
+    if (!usage->job_path || !tsr_usage_takes_job(row) || stat(usage->job_path, &info) != 0 ||
         !S_ISDIR(info.st_mode))
         return row->resumes && usage->job_path ? put_first(usage, resumed, 2) : TSR_OK;
     TSR_TRY(tsr_directory_job_find(&job, usage->job_path, row->command, row->resumes));
@@ -474,9 +480,9 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
     if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV &&
         !names_model(&usage))
         status = tsr_fail(TSR_EUSAGE, "%s: the %s is missing; usage: %s", row->name,
-                          row->resumes     ? "run's directory"
-                          : takes_job(row) ? "job.yaml"
-                                           : "path to inspect",
+                          row->resumes               ? "run's directory"
+                          : tsr_usage_takes_job(row) ? "job.yaml"
+                                                     : "path to inspect",
                           row->line);
     if (status == TSR_OK && usage.plot && usage.other)
         status = tsr_fail(TSR_EUSAGE, "--plot draws a run: found '%.200s' too; usage: %s",
@@ -486,6 +492,60 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
     else
         *out = usage;
     return status;
+}
+
+static const command_row *find_command(const char *name)
+{
+    for (int i = 0; i < COMMANDS; i++)
+        if (!strcmp(name, commands[i].name) ||
+            (commands[i].also && !strcmp(name, commands[i].also)))
+            return &commands[i];
+    return NULL;
+}
+
+/* The KEY of --help KEY and --help=KEY: a word, with its dashes or without, no path; NULL: there is none. */
+static const char *help_key(const char *option, const char *next)
+{
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    const char *equals = strchr(option, '=');
+    if (equals)
+        return equals + 1;
+    return next && !next[strspn(next, letters)] && (*next != '-' || tsr_key_option_known(next))
+               ? next
+               : NULL;
+}
+
+static tsr_status give_key_help(tsr_usage *out, const char *key)
+{
+    tsr_text text = {0};
+    tsr_auto_text name = {0};
+    for (const char *p = key + strspn(key, "-"); *p; p++)
+        tsr_text_append(&name, *p == '-' ? "_" : p, 1);
+    tsr_status status = tsr_config_help_key(&text, tsr_text_string(&name));
+    if (status == TSR_OK)
+        return take_text(out, &text);
+    tsr_text_free(&text);
+    return status;
+}
+
+/* `--help [KEY]` anywhere behind a command, or instead of it; `help [COMMAND or KEY]`. */
+static tsr_status give_help(tsr_usage *out, const command_row *row, const char *option,
+                            const char *next)
+{
+    tsr_text text = {0};
+    const char *key = help_key(option, next);
+    if (!row && key && find_command(key)) {
+        row = find_command(key);
+        key = NULL;
+    }
+    if (key)
+        return give_key_help(out, key);
+    if (row)
+        put_command_help(&text, row);
+    else
+        put_overview(&text);
+    return take_text(out, &text);
 }
 
 tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
@@ -502,23 +562,12 @@ tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
         tsr_text_printf(&text, "tessera %s (%s)\n", tsr_build_version(), tsr_build_commit());
         return take_text(out, &text);
     }
-    const command_row *row = NULL;
-    for (int i = 0; i < COMMANDS && !row; i++)
-        if (!strcmp(argv[1], commands[i].name) ||
-            (commands[i].also && !strcmp(argv[1], commands[i].also)))
-            row = &commands[i];
+    const command_row *row = find_command(argv[1]);
     if (!row && !is_help(argv[1]))
         return unknown_command(argv[1]);
-    bool help = !row;
-    for (int i = 2; i < argc; i++)
-        help |= !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");
-    if (help) {
-        if (row)
-            put_command_help(&text, row);
-        else
-            put_overview(&text);
-        return take_text(out, &text);
-    }
+    for (int i = row ? 2 : 1; i < argc; i++)
+        if (!row || is_option(argv[i], "--help") || !strcmp(argv[i], "-h"))
+            return give_help(out, row, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
     return parse_command(out, row, argc - 2, argv + 2);
 }
 

@@ -37,12 +37,30 @@ typedef struct {
     const char *roofs; /* plan --roofs FILE; borrowed from argv; NULL: not given */
     int64_t show;      /* data --show N */
     bool json;         /* --json */
+    bool all;          /* plan --all: every buffer */
     bool verbose;      /* -v: how it was decided, before the first step */
     bool measure;      /* env --measure */
     const char *other; /* inspect: a second trace; borrowed from argv; NULL: not given */
     const char *plot;  /* inspect --plot FILE.svg; borrowed from argv; NULL: not given */
     tsr_text text;
 } tsr_usage;
+
+/* A command, as its help, its man page and the shells' completions have it. Options and the example are lines, each with
+ * its newline: of an option "    --ranks N   plan for N ranks", with deeper lines that go on; after an empty line other
+ * text; of the example "    tessera ...". */
+typedef struct {
+    const char *name;
+    tsr_command command;
+    const char *line, *what, *options, *example; /* options NULL: none */
+    const char *also;                            /* another name; NULL: none */
+    bool resumes;
+} tsr_usage_verb;
+
+/* All commands by index; NULL: past the last. */
+const tsr_usage_verb *tsr_usage_verb_at(int index);
+
+/* Whether its line names a job.yaml, with keys after it. */
+bool tsr_usage_takes_job(const tsr_usage_verb *verb);
 
 /* Parses argv. On success free *out with tsr_usage_free. TSR_EUSAGE: the message says what was
  * wrong and shows the line to type. Commands of later versions are refused by name. */

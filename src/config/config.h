@@ -342,6 +342,10 @@ uint64_t tsr_config_hash(const tsr_config *config);
 /* The help text: every key by group, with its default, its values and what it does. */
 void tsr_config_help(tsr_text *out);
 
+/* One key, ours or another trainer's, in full: what it does, its type, default (and TRL's), what it accepts, other names.
+ * TSR_EUSAGE: there is none; the message has the nearest. */
+tsr_status tsr_config_help_key(tsr_text *out, const char *name);
+
 /* "2024-07-26" or "2024-07-26T12:30:00" in seconds from 1970 of a calendar without time zones;
  * false: another form, no such day, or not in 1971 to 9999. */
 bool tsr_config_date(int64_t *out, const char *text);

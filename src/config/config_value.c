@@ -175,24 +175,34 @@ static bool read_amount(double *out, const char **text, const unit *units)
 }
 
 static const unit byte_units[] = {
-    {"", 1},     {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
-    {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9},     {"TB", 1e12},    {NULL, 0},
+    {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+    {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {NULL, 0},
 };
+
+/* A number alone: 8 is hardly meant to be bytes, and 23622320128 is better said to be them. */
+static bool refuse_bare(const tsr_key *key, double number, const tsr_yaml_value *value,
+                        const tsr_config_place *place)
+{
+    tsr_auto_text because = {0};
+    tsr_text_printf(&because, "the unit is missing: write %s: ", key->name);
+    if (number < 0x1p20)
+        tsr_text_printf(&because, "%sGiB", value->text);
+    else
+        tsr_text_printf(&because, "%.0fB", number);
+    tsr_text_puts(&because, " (B, KiB, MiB, GiB, TiB, KB, MB, GB or TB)");
+    return refuse_because(place, value, tsr_text_string(&because));
+}
 
 static bool read_bytes(uint64_t *out, const tsr_key *key, const tsr_yaml_value *value,
                        const tsr_config_place *place)
 {
-    double bytes = 0, plain;
-    bool right = false;
-    if (value->kind == TSR_YAML_SCALAR) {
-        const char *p = value->text;
-        right = read_amount(&bytes, &p, byte_units) && !*p;
-        if (!right && tsr_number_parse(&plain, value->text)) { /* 2e10 */
-            bytes = plain;
-            right = true;
-        }
-    }
-    if (!right || !tsr_config_fits(key, bytes) || bytes >= 0x1p63)
+    double bytes = 0;
+    const char *p = value->text;
+    bool scalar = value->kind == TSR_YAML_SCALAR;
+    if (scalar && tsr_number_parse(&bytes, p) && bytes > 0 && bytes < 0x1p63)
+        return refuse_bare(key, bytes, value, place);
+    if (!scalar || !read_amount(&bytes, &p, byte_units) || *p || !tsr_config_fits(key, bytes) ||
+        bytes >= 0x1p63)
         return tsr_config_refuse(place, key, value);
     *out = (uint64_t)bytes;
     return true;
@@ -212,8 +222,7 @@ static bool read_units(tsr_config_units *out, const tsr_key *key, const tsr_yaml
         return true;
     }
     if (!tsr_number_parse_whole(&units.layers, p)) {
-        if (!read_amount(&bytes, &p, byte_units) || *p || bytes < 1 || bytes >= 0x1p63 ||
-            !strpbrk(value->text, "bB"))
+        if (!read_amount(&bytes, &p, byte_units) || *p || bytes < 1 || bytes >= 0x1p63)
             return tsr_config_refuse(place, key, value);
         units = (tsr_config_units){.bytes = (uint64_t)bytes};
     } else if (units.layers < 1)

@@ -140,7 +140,7 @@ static void put_bytes(tsr_text *out, uint64_t bytes)
     else if (bytes % ((uint64_t)1 << 20) == 0)
         tsr_text_printf(out, "%lluMiB", (unsigned long long)(bytes >> 20));
     else
-        tsr_text_printf(out, "%llu", (unsigned long long)bytes);
+        tsr_text_printf(out, "%lluB", (unsigned long long)bytes);
 }
 
 static void put_word(tsr_text *out, const tsr_key *key, int value)

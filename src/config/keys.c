@@ -417,7 +417,7 @@ static const tsr_key memory_keys[] = {
              "memory_budget requires it; sqrt: all, and of the layers' inputs all but every "
              "sqrt(layers)-th; auto: as the fastest plan that fits needs"},
     {"memory_budget", G, TSR_KEY_BYTES, AT(memory_budget), .low = 1, .high = ANY, .none = "auto",
-     .initial = "auto", .help = "memory per device: 22GiB, 500MB or bytes"},
+     .initial = "auto", .help = "memory per device, with its unit: 22GiB, 500MB"},
     {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .initial = "auto",
      .help = "keep base weights in host memory; sharded: each rank its shard; full: one copy a "
              "node; auto: none, or sharded if that is faster or needed"},

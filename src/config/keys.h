@@ -82,6 +82,15 @@ int tsr_keys_find(const char *name);
 /* What the key takes, for messages: "a whole number, 1 or more", "one of linear, cosine". */
 void tsr_keys_expects(tsr_text *out, const tsr_key *key);
 
+/* "whole number", "map". */
+const char *tsr_keys_type_name(const tsr_key *key);
+
+/* "2e-4; TRL's is 2e-5" */
+void tsr_keys_default(tsr_text *out, const tsr_key *key);
+
+/* What other trainers call it: "axolotl: micro_batch_size"; nothing: as here. */
+void tsr_keys_other_names(tsr_text *out, const tsr_key *key);
+
 /* A peer's name of one of our keys. `map` translates values ("true" -> "bfloat16"; ends with NULL),
  * to NULL where the value has no effect; without one the value is taken as it is, below `below` if that is not 0. */
 typedef struct {
@@ -96,6 +105,7 @@ typedef struct {
 } tsr_key_alias;
 
 const tsr_key_alias *tsr_keys_alias(const char *name);
+const tsr_key_alias *tsr_keys_aliases(void); /* all; ends with a NULL name */
 
 /* A peer's key that is not ours. With `nothing` (values separated by spaces) any other value is an
  * error, for the reason `why`; without, it has no effect here, and `why` (may be NULL) says what does it instead. A name

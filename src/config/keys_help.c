@@ -55,7 +55,7 @@ static const char *shape(const tsr_key *key)
     case TSR_KEY_DURATION:
         return "seconds, or a time such as 1h30m or 01:30:00";
     case TSR_KEY_BYTES:
-        return "a size such as 22GiB, 500MB or bytes";
+        return "a size with its unit, such as 22GiB or 500MB";
     case TSR_KEY_STRING:
         return key->flags & TSR_KEY_PATH ? "a text that is not empty" : "a text";
     case TSR_KEY_STRINGS:

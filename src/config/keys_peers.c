@@ -33,6 +33,7 @@ static const tsr_key_alias aliases[] = {
     {"warmup_ratio", "warmup_steps", NULL, 1, NULL},
     {"activation_checkpointing", "gradient_checkpointing", NULL, 0, NULL},
     {"use_cpu", "backend", use_cpu_map, 0, "expected true or false"},
+    {0},
 };
 
 static const char no_quantity[] = "it would change the result";
@@ -164,10 +165,15 @@ static const tsr_key_translation elsewhere[] = {
 
 const tsr_key_alias *tsr_keys_alias(const char *name)
 {
-    for (int i = 0; i < COUNT(aliases); i++)
+    for (int i = 0; aliases[i].name; i++)
         if (!strcmp(aliases[i].name, name))
             return &aliases[i];
     return NULL;
+}
+
+const tsr_key_alias *tsr_keys_aliases(void)
+{
+    return aliases;
 }
 
 bool tsr_keys_matches(const char *row, const char *name)
@@ -206,7 +212,7 @@ const char *tsr_keys_nearest(const char *name)
     const char *best = NULL;
     for (int i = 0; i < tsr_keys_count(); i++)
         tsr_keys_consider(&best, &distance, name, tsr_keys_at(i)->name);
-    for (int i = 0; i < COUNT(aliases); i++)
+    for (int i = 0; aliases[i].name; i++)
         tsr_keys_consider(&best, &distance, name, aliases[i].name);
     for (int i = 0; i < COUNT(peers); i++)
         tsr_keys_consider(&best, &distance, name, peers[i].name);

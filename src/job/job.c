@@ -306,26 +306,59 @@ tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
     return TSR_OK;
 }
 
-static tsr_status print_plan(tsr_text *out, tsr_job *job, bool json)
+/* The screen of a job that was refused: what it needs, and what would fit. The refusal stays the last error. */
+static tsr_status print_refused(tsr_text *out, tsr_job *job, tsr_status refused)
 {
-    TSR_TRY(tsr_job_decide(job));
+    tsr_error error;
+    tsr_room room;
+    tsr_decision d = {0};
+    tsr_auto_text change = {0};
+    const tsr_largest none = {0};
+    tsr_error_take(&error, refused);
+    tsr_log_mute(true); /* what is amiss with the adapter was said */
+    tsr_status status = tsr_job_backend_room(&room, job);
+    if (status == TSR_OK)
+        status = tsr_decide_frugal(&d, &change, &job->inputs, &job->view, job->train, &room,
+                                   &job->speeds);
+    tsr_log_mute(false);
+    if (status == TSR_OK && change.length)
+        (void)tsr_decision_screen(out, &d, &job->inputs, &job->view, &job->speeds, &none,
+                                  tsr_text_string(&change));
+    if (status == TSR_OK)
+        tsr_decision_free(&d);
+    return tsr_error_put(&error);
+}
+
+static tsr_status print_plan(tsr_text *out, tsr_job *job, int form)
+{
+    if (form < TSR_PLAN_BUFFERS || form > TSR_PLAN_SCREEN)
+        return tsr_fail(TSR_EINVAL, "tsr_job_print_plan: form %d", form);
+    tsr_status status = tsr_job_decide(job);
+    if (status == TSR_ECONFIG && form == TSR_PLAN_SCREEN && job->options.purpose == TSR_JOB_PLAN)
+        return print_refused(out, job, status);
+    TSR_TRY(status);
     const tsr_decision *d = &job->decision;
     tsr_largest largest = {0};
     if (d->train &&
         d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
         TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, &d->room, &job->speeds));
-    return tsr_decision_print(out, d, &job->inputs, &job->view, &job->speeds, &largest, json);
+    if (form == TSR_PLAN_SCREEN)
+        return tsr_decision_screen(out, d, &job->inputs, &job->view, &job->speeds, &largest, NULL);
+    return tsr_decision_print(out, d, &job->inputs, &job->view, &job->speeds, &largest,
+                              form == TSR_PLAN_JSON);
 }
 
-tsr_status tsr_job_print_plan(tsr_job *job, int json, char **text)
+tsr_status tsr_job_print_plan(tsr_job *job, int form, char **text)
 {
     tsr_text out = {0};
     tsr_job_listen(job, true);
-    tsr_status status = print_plan(&out, job, json);
+    tsr_status status = print_plan(&out, job, form);
     tsr_job_listen(job, false);
-    TSR_TRY(status);
-    *text = out.data;
-    return TSR_OK;
+    if (status < 0 && form != TSR_PLAN_SCREEN)
+        tsr_text_free(&out);
+    if (status == TSR_OK || form == TSR_PLAN_SCREEN)
+        *text = out.data;
+    return status;
 }
 
 tsr_status tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text)

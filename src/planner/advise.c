@@ -29,7 +29,7 @@ static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
     return tsr_decide_try(d, inputs, view, &best);
 }
 
-static void print_bytes(tsr_text *out, uint64_t bytes)
+void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes)
 {
     if (bytes >= 1ull << 30)
         tsr_text_printf(out, "%.2f GiB", (double)bytes / (double)(1ull << 30));
@@ -51,7 +51,7 @@ static void print_largest(tsr_text *out, const tsr_memory_plan *memory)
         if (!best)
             return;
         tsr_text_printf(out, "%s%s (", shown ? ", " : "", best->name);
-        print_bytes(out, best->bytes);
+        tsr_decide_put_bytes(out, best->bytes);
         tsr_text_puts(out, ")");
         below = best->bytes;
     }
@@ -190,9 +190,9 @@ static void print_holder(tsr_text *out, const tsr_decision *d, const tsr_inputs 
         return;
     tsr_text_puts(out, held ? " (other processes and this one's CUDA context hold " : " (");
     if (held)
-        print_bytes(out, held);
+        tsr_decide_put_bytes(out, held);
     tsr_text_puts(out, held ? " of the " : "of the ");
-    print_bytes(out, d->room.total);
+    tsr_decide_put_bytes(out, d->room.total);
     tsr_text_printf(out, " of rank %d's GPU %d)", d->room.rank, d->room.card);
 }
 
@@ -201,7 +201,7 @@ tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs)
     tsr_text text = {0};
     if (d->budget >= inputs->config.memory_budget)
         return TSR_OK;
-    print_bytes(&text, d->budget);
+    tsr_decide_put_bytes(&text, d->budget);
     print_holder(&text, d, inputs);
     tsr_log(TSR_LOG_WARNING, "%s: memory_budget is more than there is: the plan has %s",
             tsr_config_where(&inputs->config, "memory_budget"), tsr_text_string(&text));
@@ -259,11 +259,11 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
     uint64_t needed = tsr_decide_bytes(d);
     tsr_text_printf(&text, "%s: memory_budget allows ",
                     tsr_config_where(&inputs->config, "memory_budget"));
-    print_bytes(&text, d->budget);
+    tsr_decide_put_bytes(&text, d->budget);
     tsr_text_puts(&text, " a rank");
     print_holder(&text, d, inputs);
     tsr_text_puts(&text, ", but this job needs at least ");
-    print_bytes(&text, needed);
+    tsr_decide_put_bytes(&text, needed);
     tsr_text_puts(&text, "; its largest buffers are ");
     print_largest(&text, &d->memory);
     tsr_text_puts(&text, ". Smallest change: ");
@@ -272,6 +272,27 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
         status = tsr_fail(TSR_ECONFIG, "%s", tsr_text_string(&text));
     tsr_text_free(&text);
     return status;
+}
+
+tsr_status tsr_decide_frugal(tsr_decision *out, tsr_text *change, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, bool train, const tsr_room *room,
+                             const tsr_speeds *speeds)
+{
+    tsr_decision d;
+    tsr_status status = tsr_decide_begin(&d, inputs, view, train, room, speeds);
+    if (status == TSR_OK)
+        status = most_frugal(&d, inputs, view);
+    if (status == TSR_OK && tsr_decide_bytes(&d) > d.budget)
+        status = suggest(change, &d, inputs, view, tsr_decide_bytes(&d));
+    if (status == TSR_OK) /* what was tried for the advice is in it */
+        status = most_frugal(&d, inputs, view);
+    if (status < 0) {
+        tsr_decide_clear(&d, &inputs->layout);
+        tsr_decision_free(&d);
+        return status;
+    }
+    *out = d;
+    return TSR_OK;
 }
 
 tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,

@@ -121,6 +121,12 @@ tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
                               const tsr_topology_view *view, const tsr_room *room,
                               const tsr_speeds *speeds);
 
+/* What needs the least memory of all that the configuration allows, whether or not it fits; if it does not, *change
+ * gets the smallest change that would. On success free *out with tsr_decision_free. */
+tsr_status tsr_decide_frugal(tsr_decision *out, tsr_text *change, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, bool train, const tsr_room *room,
+                             const tsr_speeds *speeds);
+
 /* Every buffer of the run in its one order: planning with `model` and `buffers` NULL, or taking. */
 tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
                              const tsr_topology_view *view, tsr_taker *taker, tsr_model *model,
@@ -129,7 +135,14 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
 /* A table of which the host looks up rows, the embedding or the layout's layer_rows, as it is kept: one copy a node. */
 tsr_array tsr_host_table(const tsr_tensor *table);
 
-/* What `tessera plan` prints, for people or as JSON (also plan.json). */
+/* What `tessera plan` prints at first: at most 24 lines of 80 columns. `change`: what to do about a plan that does not
+ * fit; NULL: it fits. */
+tsr_status tsr_decision_screen(tsr_text *out, const tsr_decision *decision,
+                               const tsr_inputs *inputs, const tsr_topology_view *view,
+                               const tsr_speeds *speeds, const tsr_largest *largest,
+                               const char *change);
+
+/* What `tessera plan --all` prints, or as JSON (also plan.json). */
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
                               const tsr_topology_view *view, const tsr_speeds *speeds,
                               const tsr_largest *largest, bool json);

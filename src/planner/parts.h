@@ -1,6 +1,6 @@
 /*
  * planner/parts.h: shared by decide.c (one choice, the fastest), advise.c (what would fit),
- * print.c, buffers.c and purposes.c (what is said of it).
+ * print.c, screen.c, buffers.c and purposes.c (what is said of it).
  */
 #ifndef TSR_PLANNER_PARTS_H
 #define TSR_PLANNER_PARTS_H
@@ -77,6 +77,12 @@ tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs);
 /* TSR_ECONFIG: what does not fit, and the smallest change that would. */
 tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view);
+
+/* "157.85 MiB". */
+void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes);
+
+/* What a buffer is for in a user's words: "gather slots"; its own `why` where there are none. */
+const char *tsr_decide_words(const tsr_buffer *buffer);
 
 /* The buffers of a plan, each with what it is for: for people those of a kind together and the largest
  * first; as elements of a JSON array. TSR_ENOMEM. */

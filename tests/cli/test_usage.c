@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "base/version.h"
+#include "cli/options.h"
 #include "cli/usage.h"
 #include "config/keys.h"
 #include "support/scratch.h"
@@ -425,9 +426,8 @@ static void test_texts(void **state)
     (void)state;
     expect_text(ARGS("--version"), tsr_build_version());
     expect_text(ARGS("version"), tsr_build_commit());
-    expect_text(
-        ARGS("--help"),
-        "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]");
+    expect_text(ARGS("--help"), "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] "
+                                "[--roofs FILE] [--all] [--json]");
     expect_text(ARGS("--help"), "tessera inspect PATH [OTHER] [--json] [--plot FILE.svg]");
     const char *const tools[] = {"merge", "quantize", "inspect", "env"};
     for (int i = 0; i < 4; i++) {
@@ -450,7 +450,80 @@ static void test_texts(void **state)
         tsr_usage_free(&u);
     }
     expect_text(ARGS("train", "--help"), "lora_r [16]");
+    for (int i = 0; i < tsr_keys_count(); i++)
+        expect_text(ARGS("data", "--help", tsr_keys_at(i)->name), tsr_keys_at(i)->group);
     assert_true(strlen(tsr_build_version()) > 0 && strlen(tsr_build_commit()) > 0);
+}
+
+/* One key: what it is, takes and is called elsewhere; however it is asked for. */
+static void test_key_help(void **state)
+{
+    (void)state;
+    static const char head[] = "learning_rate (optimizer)\n  ";
+    expect_text(ARGS("train", "--help", "learning_rate"), head);
+    expect_text(ARGS("train", "job.yaml", "--help", "learning-rate"), head);
+    expect_text(ARGS("plan", "--help=--learning_rate"), head);
+    expect_text(ARGS("--help", "learning_rate"), head);
+    expect_text(ARGS("help", "--learning-rate"), head);
+    expect_text(ARGS("env", "-h", "learning_rate"), head);
+    expect_text(ARGS("train", "--help", "learning_rate"), "\n  type      number\n");
+    expect_text(ARGS("train", "--help", "learning_rate"), "\n  default   2e-4; TRL's is 2e-5\n");
+    expect_text(ARGS("train", "--help", "seed"), "\n  accepts   a whole number");
+    expect_text(ARGS("train", "--help", "bnb_4bit_quant_type"), "\n  refuses   fp4 is not supp");
+    expect_text(ARGS("train", "--help", "per_device_train_batch_size"),
+                "axolotl: micro_batch_size");
+    expect_text(ARGS("train", "--help", "micro_batch_size"),
+                "here it is per_device_train_batch_size:");
+    expect_text(ARGS("train", "--help", "fp16"), "only false: float16 needs loss scaling");
+    expect_text(ARGS("train", "--help", "dataloader_num_workers"), "without effect");
+    expect_text(ARGS("train", "--help", "rl"), "refused: not in this version");
+    expect_text(ARGS("help", "plan"), "--roofs FILE");
+    expect_text(ARGS("train", "--help", "job.yaml"), "lora_target_modules=[q_proj,v_proj]");
+    tsr_usage u;
+    assert_int_equal(parse(&u, ARGS("train", "--help", "lerning_rate")), TSR_EUSAGE);
+    assert_string_equal(tsr_last_error(), "no key 'lerning_rate'; did you mean learning_rate?");
+    assert_int_equal(parse(&u, ARGS("train", "--help=zzzzzzzz")), TSR_EUSAGE);
+    assert_string_equal(tsr_last_error(), "no key 'zzzzzzzz'");
+    for (int i = 0; i < tsr_keys_count(); i++) { /* 80 columns, but for a word that is longer */
+        assert_int_equal(parse(&u, ARGS("train", "--help", tsr_keys_at(i)->name)), TSR_OK);
+        for (const char *line = u.text.data, *end; *line; line = end + 1) {
+            end = strchr(line, '\n');
+            if (end - line > 80 && memchr(line + 12, ' ', (size_t)(end - line - 12)))
+                fail_msg("%.*s", (int)(end - line), line);
+        }
+        tsr_usage_free(&u);
+    }
+}
+
+/* Each option of a command's line is one of its help, which man pages and completions are made of. */
+static void test_options(void **state)
+{
+    (void)state;
+    const tsr_usage_verb *verb;
+    for (int i = 0; (verb = tsr_usage_verb_at(i)) != NULL; i++) {
+        char found[512] = " ";
+        const char *line = verb->options;
+        tsr_option option;
+        while (tsr_option_next(&option, &line)) {
+            assert_true(strlen(tsr_text_string(&option.what)) > 5);
+            strcat(strcat(found, option.name), *option.argument ? " " : "");
+            strcat(strcat(found, option.argument), " ");
+            tsr_text_free(&option.what);
+        }
+        for (const char *p = verb->line; (p = strstr(p, "[-")) != NULL; p++) {
+            char name[64];
+            snprintf(name, sizeof name, " %.*s ", (int)strcspn(p + 1, "]"), p + 1);
+            if (!strstr(found, name))
+                fail_msg("%s: no help of%s", verb->name, name);
+        }
+    }
+    const char *plan = tsr_usage_verb_at(2)->options;
+    tsr_option option;
+    assert_true(tsr_option_next(&option, &plan));
+    assert_string_equal(option.name, "--ranks");
+    assert_string_equal(option.argument, "N");
+    assert_memory_equal(option.what.data, "plan for N ranks; ", 18);
+    tsr_text_free(&option.what);
 }
 
 /* ---- the program ---- */
@@ -544,6 +617,7 @@ int main(void)
         cmocka_unit_test(test_key_options),      cmocka_unit_test(test_commands),
         cmocka_unit_test(test_path_with_equals), cmocka_unit_test(test_tools),
         cmocka_unit_test(test_wrong_lines),      cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_key_help),         cmocka_unit_test(test_options),
         cmocka_unit_test(test_directories),      cmocka_unit_test(test_wrong_directories),
 #ifndef __SANITIZE_THREAD__
         cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_pipe),

@@ -194,7 +194,7 @@ static void test_sizes_and_times(void **state)
         double expected;
     } cases[] = {
         {"memory_budget=500MB", 5e8},    {"memory_budget=1.5 GiB", 1.5 * 0x1p30},
-        {"memory_budget=2e9", 2e9},      {"memory_budget=12345", 12345},
+        {"memory_budget=2000 MB", 2e9},  {"memory_budget=12345B", 12345},
         {"memory_budget=64 kib", 65536}, {"memory_budget=auto", 0},
         {"memory_budget=null", 0},       {"time_limit=90", 90},
         {"time_limit=01:30:05", 5405},   {"time_limit=2d", 172800},
@@ -506,7 +506,7 @@ static void test_round_trip(void **state)
         "model_name_or_path: \"null\"\ndataset: [\"a: b\", '[', \"\\u2028"
         "\\U0001F600\\\"\\\\\\x01\\x7f\\xa0\\ufeff\"]\noutput_dir: '#x'\n"
         "learning_rate: 0.30000000000000004\nlora_alpha: 1e-300\n"
-        "memory_budget: 123456789\nmax_steps: 9007199254740992\n"
+        "memory_budget: 123456789B\nmax_steps: 9007199254740992\n"
         "lora_target_modules: '.*\\.(q|v)_proj$'\n"
         "warmup_steps: 12\n"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {

@@ -53,7 +53,7 @@ static uint64_t peak(int ranks, const char *dataset, const char *more)
 
 static void budget_line(char *out, size_t bytes, const char *more, uint64_t budget)
 {
-    snprintf(out, bytes, "%smemory_budget: %" PRIu64 "\n", more, budget);
+    snprintf(out, bytes, "%smemory_budget: %" PRIu64 "B\n", more, budget);
 }
 
 static void remove_files(void)
@@ -555,6 +555,35 @@ static uint64_t budget_on(const tsr_room *room, const char *more)
     return budget;
 }
 
+/* The screen of a plan for a card that is not here: nobody knows whether it fits, and CUDA's own memory is counted. */
+static void test_screen_of_no_card(void **state)
+{
+    (void)state;
+    const tsr_room room = {.free = TSR_BUDGET_UNKNOWN};
+    const tsr_largest none = {0};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config_text("short.jsonl", ""),
+                               .purpose = TSR_JOB_PLAN,
+                               .threads = 1};
+    tsr_job *job;
+    tsr_decision d;
+    tsr_auto_text text = {0};
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_int_equal(tsr_decide(&d, &job->inputs, &job->view, true, &room, &job->speeds), TSR_OK);
+    job->inputs.cuda = true;
+    d.reserve = TSR_CUDA_RESERVE_BYTES;
+    assert_int_equal(
+        tsr_decision_screen(&text, &d, &job->inputs, &job->view, &job->speeds, &none, NULL),
+        TSR_OK);
+    if (strncmp(text.data, "plan     needs 1.0", 18) != 0 ||
+        !strstr(text.data, " GiB of a GPU; none is here and memory_budget"))
+        fail_msg("%s", text.data);
+    assert_non_null(strstr(text.data, "%  CUDA's context, modules and libraries\n"));
+    job->inputs.cuda = false;
+    tsr_decision_free(&d);
+    tsr_job_destroy(job);
+}
+
 /* What is not there is neither planned with nor advised; what is advised fits. */
 static void test_others_on_the_card(void **state)
 {
@@ -651,6 +680,7 @@ int main(void)
         TEST(test_advice_activations_and_state),
         TEST(test_advice_tokens),
         TEST(test_advice_budget),
+        TEST(test_screen_of_no_card),
         TEST(test_others_on_the_card),
         TEST(test_group_that_does_not_divide),
     };

@@ -23,6 +23,11 @@ for file in "$prefix/bin/tessera" "$libraries/libtessera.so"; do
 done
 [ -s "$prefix/libexec/tessera_loopback.so" ] || { echo "launch/run would not find its tessera_loopback.so"; exit 1; }
 
+for file in man/man1/tessera.1 man/man1/tessera-train.1 man/man5/tessera-job.5 bash-completion/completions/tessera \
+    zsh/site-functions/_tessera fish/vendor_completions.d/tessera.fish; do
+    [ -s "$prefix/share/$file" ] || { echo "share/$file is not installed"; exit 1; }
+done
+
 # shellcheck disable=SC2046
 "$cc" -std=c11 -Wall -Wextra -Werror "$root/examples/embed.c" -o "$scratch/embed_pkg_config" \
     $(pkg-config --cflags --libs tessera) "-Wl,-rpath,$libraries"

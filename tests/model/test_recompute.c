@@ -85,7 +85,7 @@ static void check_budgets(const fixture *f, const fixture_result *want, uint64_t
         job_set(&job, "offload=none");
         job_set(&job, "activation_offloading=false");
         job_set(&job, "optimizer_offload=false");
-        job_set(&job, "memory_budget=%llu",
+        job_set(&job, "memory_budget=%lluB",
                 (unsigned long long)(full + (none - full) * i / BUDGETS));
         job_run(&job, fixture_compute, &got);
         print_message("    budget %d of %d: %d layers recompute in full, %d in part\n", (int)i,

@@ -351,7 +351,7 @@ static int plan_shape(cli_output *output, const char *shape, int rows)
     snprintf(words, sizeof words,
              "plan " TSR_SOURCE_DIR "/examples/shapes/plan.yaml model_name_or_path=" TSR_SOURCE_DIR
              "/examples/shapes/%s backend=cpu memory_budget=60GiB per_device_train_batch_size=%d "
-             "--ranks 2",
+             "--ranks 2 --all",
              shape, rows);
     cli_run(output, 1, NULL, words);
     return output->code;
@@ -411,7 +411,7 @@ static void plan(void)
         run_ok(3, words);
         snprintf(words, sizeof words, "plan job.yaml --ranks 3 --json %s", options[i]);
         cli_run(&json, 1, NULL, words);
-        snprintf(words, sizeof words, "plan job.yaml --ranks 3 %s", options[i]);
+        snprintf(words, sizeof words, "plan job.yaml --all --ranks 3 %s", options[i]);
         cli_run(&text, 1, NULL, words);
         json_error_t error;
         json_t *planned = json_loads(json.out, 0, &error), *ran = load_json("out/plan.json");

@@ -450,7 +450,7 @@ static void test_room_for_attention(void **state)
                               "per_device_train_batch_size: 1\nbackend: cuda\n",
                               scratch_path(""));
         if (i > 1)
-            snprintf(text + length, sizeof text - (size_t)length, "memory_budget: %llu\n",
+            snprintf(text + length, sizeof text - (size_t)length, "memory_budget: %lluB\n",
                      (unsigned long long)budget[i]);
         decide_on(&d, &inputs, text, 1, 1, i ? 140ull << 30 : TSR_BUDGET_UNKNOWN, &speeds);
         bytes[i] = chosen(&d)->device_bytes;

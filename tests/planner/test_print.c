@@ -39,6 +39,25 @@ static const char *model_of(const char *type, int layers)
     return directory;
 }
 
+/* NULL: the library was not to plan it; *status says why. */
+static char *screen(int *status, const char *type, int layers, int ranks, const char *more)
+{
+    char config[4096], *text = NULL;
+    snprintf(config, sizeof config, "model_name_or_path: %s\nbackend: cpu\n%s",
+             model_of(type, layers), more);
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config,
+                               .purpose = TSR_JOB_PLAN,
+                               .plan_ranks = ranks,
+                               .threads = 1};
+    tsr_job *job;
+    if (tsr_job_create(&job, &options) < 0)
+        fail_msg("%s", tsr_last_error());
+    *status = tsr_job_print_plan(job, TSR_PLAN_SCREEN, &text);
+    tsr_job_destroy(job);
+    return text;
+}
+
 static char *printed(const char *type, int layers, int ranks, const char *more, int json)
 {
     char config[4096], *text = NULL;
@@ -199,6 +218,110 @@ static void test_buffers(void **state)
         free(text);
         json_decref(p);
     }
+}
+
+/* ---- one screen ---- */
+
+/* Lines of 24 and columns of 80 at most; of memory, eleven at most, whose shares are all of it. */
+static void check_screen(const char *text, const json_t *buffers)
+{
+    int lines = 0, shown = 0;
+    double percent = 0, share;
+    for (const char *line = text, *end; *line; line = end + 1) {
+        char words[128];
+        size_t i;
+        const json_t *buffer;
+        end = strchr(line, '\n');
+        assert_non_null(end);
+        if (end - line > 80)
+            fail_msg("a line of %d columns: %s", (int)(end - line), text);
+        lines++;
+        const char *sign = memchr(line, '%', (size_t)(end - line));
+        if (!sign)
+            continue;
+        assert_int_equal(sscanf(sign - 6, "%lf %% %127[^\n]", &share, words), 2);
+        percent += share;
+        shown++;
+        json_array_foreach(buffers, i, buffer) if (!strcmp(word(buffer, "why"), words))
+            fail_msg("no user's words for %s: %s", word(buffer, "name"), words);
+    }
+    if (lines > 24 || shown > 11 || percent < 99.3 || percent > 100.7)
+        fail_msg("%d lines, %d purposes, %.1f %%: %s", lines, shown, percent, text);
+    assert_null(strstr(text, "scratch"));
+}
+
+static void test_screen(void **state)
+{
+    static const struct {
+        const char *keys;
+        int ranks;
+        const char *chosen;
+    } cases[] = {
+        {"lora_r: 4\n", 1, "chosen   no recomputation; base on the device"},
+        {"use_dora: true\nlora_dropout: 0.1\ngradient_checkpointing: full\n", 1,
+         "6 of 6 layers recompute all of their forward"},
+        {"gradient_checkpointing: sqrt\n", 1, "keeps its input"},
+        {"offload: sharded\nactivation_offloading: true\noptimizer_offload: true\n", 2,
+         "base in host memory over 2 ranks; activations in host memory; "},
+        {"offload: full\nresident_units: 2\nshard_group_size: 2\n", 4,
+         "base in host memory, a copy a node, 2 of 7 units kept gathered"},
+        {"memory_budget: 8MiB\n", 8, "8.00 MiB of memory_budget on the CPU, for each of 8 ranks"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char keys[256], flat[8192];
+        int status;
+        snprintf(keys, sizeof keys, "max_length: 128\n%s", cases[i].keys);
+        char *text = screen(&status, "llama", 6, cases[i].ranks, keys);
+        json_t *p = plan("llama", 6, cases[i].ranks, keys);
+        if (status < 0)
+            fail_msg("%s", tsr_last_error());
+        check_screen(text, json_object_get(p, "buffers"));
+        assert_memory_equal(text, "fits     peak ", 14);
+        assert_non_null(strstr(text, "%  base weights\n"));
+        size_t used = 0;
+        for (const char *t = text; *t && used + 1 < sizeof flat; t++) { /* as one line */
+            bool broken = *t == '\n' && !strncmp(t + 1, "         ", 9);
+            flat[used++] = broken ? ' ' : *t;
+            t += broken ? 9 : 0;
+        }
+        flat[used] = 0;
+        if (!strstr(flat, cases[i].chosen))
+            fail_msg("no '%s' in: %s", cases[i].chosen, flat);
+        json_decref(p);
+        free(text);
+    }
+}
+
+/* Of what does not fit: what it needs, by how much, and what would fit; the refusal is the error still. */
+static void test_screen_refused(void **state)
+{
+    int status;
+    (void)state;
+    char *text = screen(&status, "llama", 6, 1, "max_length: 128\nmemory_budget: 1MiB\n");
+    assert_int_equal(status, TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), "memory_budget allows 1.00 MiB"));
+    assert_non_null(text);
+    json_t *none = json_array();
+    check_screen(text, none);
+    json_decref(none);
+    assert_memory_equal(text, "too big  needs at least ", 24);
+    assert_non_null(strstr(text, " on the CPU; there are 1.00 MiB of memory_budget\n"));
+    uint64_t mib = 0;
+    const char *change = strstr(text, "memory_budget: ");
+    assert_true(change && sscanf(change, "memory_budget: %" SCNu64 "MiB", &mib) == 1);
+    assert_null(strstr(text, "\nchosen"));
+    free(text);
+    char keys[128];
+    snprintf(keys, sizeof keys, "max_length: 128\nmemory_budget: %" PRIu64 "MiB\n", mib);
+    text = screen(&status, "llama", 6, 1, keys);
+    assert_int_equal(status, 0);
+    assert_memory_equal(text, "fits", 4);
+    free(text);
+    text = screen(&status, "llama", 6, 1,
+                  "gradient_checkpointing: sqrt\nactivation_offloading: true\n");
+    assert_int_equal(status, TSR_ECONFIG);
+    assert_null(text); /* another reason */
 }
 
 /* Said by the plan: that the base runs in e4m3, and that its matmuls' speed is not a measured one. */
@@ -418,7 +541,7 @@ static void test_least_of_one_layer(void **state)
         json_t *again = plan("llama", 1, 1, keys);
         uint64_t bytes = number(again, "device_peak_bytes");
         assert_true(bytes <= number(kept, "device_peak_bytes"));
-        snprintf(keys, sizeof keys, "%smemory_budget: %" PRIu64 "\n", one_way, bytes);
+        snprintf(keys, sizeof keys, "%smemory_budget: %" PRIu64 "B\n", one_way, bytes);
         json_t *fits = plan("llama", 1, 1, keys);
         if (!fits)
             fail_msg("%s", tsr_last_error());
@@ -431,6 +554,8 @@ static void test_least_of_one_layer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers),
+                                       cmocka_unit_test(test_screen),
+                                       cmocka_unit_test(test_screen_refused),
                                        cmocka_unit_test(test_fp8),
                                        cmocka_unit_test(test_graphs),
                                        cmocka_unit_test(test_locale),
