@@ -179,8 +179,7 @@ tsr_status tsr_inspect_metrics(tsr_run_metrics *out, const char *directory)
                         tsr_missing_hint(hint, directory, error));
     }
     if (access(path, F_OK) != 0)
-        return tsr_fail(TSR_EDATA,
-                        "%s: there is no metrics.jsonl in it: expected a run's output_dir",
+        return tsr_fail(TSR_EDATA, "%s: it has no metrics.jsonl; expected a run's output_dir",
                         directory);
     return tsr_run_metrics_read(out, path);
 }

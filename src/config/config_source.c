@@ -123,7 +123,8 @@ tsr_status tsr_config_read_file(tsr_text *out, const char *path)
         return tsr_fail(error == EISDIR ? TSR_ECONFIG : TSR_EIO, "%s: cannot be read: %s", path,
                         strerror_r(error, reason, sizeof reason));
     if (out->length > MAX_FILE_BYTES)
-        return tsr_fail(TSR_ECONFIG, "%s: larger than 1 MiB; this is not a job.yaml", path);
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: larger than 1 MiB; expected a job.yaml, lines of `key: value`", path);
     return out->failed ? tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", path) : TSR_OK;
 }
 

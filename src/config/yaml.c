@@ -57,7 +57,8 @@ static tsr_status read_scalar(reader *r, tsr_yaml_value *out, const yaml_node_t 
     size_t length = node->data.scalar.length;
     const char *text = (const char *)node->data.scalar.value;
     if (memchr(text, 0, length))
-        return tsr_fail(TSR_ECONFIG, "%s:%d: a text with a zero byte inside", r->name, out->line);
+        return tsr_fail(TSR_ECONFIG, "%s:%d: a text holds a zero byte; remove it", r->name,
+                        out->line);
     char *copy = allocate(r->tree, length + 1);
     if (!copy)
         return out_of_memory(r);
@@ -117,7 +118,9 @@ static tsr_status read_value(reader *r, tsr_yaml_value *out, int index, int dept
         out->kind = TSR_YAML_MAP;
         return read_map(r, out, node, depth);
     default:
-        return tsr_fail(TSR_ECONFIG, "%s:%d: an empty node", r->name, out->line);
+        return tsr_fail(TSR_ECONFIG,
+                        "%s:%d: a value of this form is not read; expected a word, a list or a map",
+                        r->name, out->line);
     }
 }
 
