@@ -357,7 +357,18 @@ static tsr_status load_mix(tsr_dataset **out, tsr_inputs *inputs, const request 
     return tsr_dataset_mix(out, parts, count, &options);
 }
 
-static tsr_status load(tsr_dataset **out, tsr_inputs *inputs, const request *r)
+/* A message that begins with the key gets its line in front. */
+static tsr_status put_where(tsr_status status, const tsr_config *config, const char *key)
+{
+    size_t length = strlen(key);
+    const char *message = tsr_last_error();
+    bool of_key = !strncmp(message, key, length) && strchr(":[", message[length]);
+    return of_key && tsr_config_is_set(config, key)
+               ? tsr_fail(status, "%s: %s", tsr_config_where(config, key), message)
+               : status;
+}
+
+static tsr_status load_all(tsr_dataset **out, tsr_inputs *inputs, const request *r)
 {
     int count = r->given->count;
     if (!r->given->sets)
@@ -371,6 +382,12 @@ static tsr_status load(tsr_dataset **out, tsr_inputs *inputs, const request *r)
     free(parts);
     free(weights);
     return status;
+}
+
+static tsr_status load(tsr_dataset **out, tsr_inputs *inputs, const request *r)
+{
+    tsr_status status = load_all(out, inputs, r);
+    return status < 0 ? put_where(status, &inputs->config, r->key) : status;
 }
 
 /* The samples that validation_split names become those of the evaluation. */

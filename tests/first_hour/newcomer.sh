@@ -104,7 +104,7 @@ first_mistakes() {
     step 78 "$train jobs.yaml" "did you mean job.yaml\?"
     sed '/^chat_template/d; s/^model_name_or_path: *[^ ]*/model_name_or_path: meta-llama\/Llama-3.2-1B/' job.yaml >hub.yaml
     step 78 "$train hub.yaml" "hub.yaml:1: .*hf download meta-llama/Llama-3.2-1B"
-    step 65 "$train job.yaml" "chats.jsonl: No such file" "did you mean chats.parquet\?"
+    step 65 "$train job.yaml" "^tessera: job.yaml:2: dataset: chats.jsonl: No such file" "did you mean chats.parquet\?"
     sed -i 's/^dataset: chats.jsonl /dataset: chats.parquet /' job.yaml
     sed '/^chat_template/d' job.yaml >no_template.yaml
     step 78 "$train no_template.yaml" "no_template.yaml.*no chat template" "chat_template: chatml" "llama3"
@@ -122,7 +122,11 @@ first_mistakes() {
     step 64 "$train job.yaml lora_r = 8" "lora_r=" "without spaces"
     printf 'model_name_or_path: Llama-3.2-1B\ndataset:chats.parquet\noutput_dir: runs/x\n' >no_space.yaml
     step 78 "$train no_space.yaml" "no_space.yaml:2:" "colon and a space"
-    [ ! -e runs ] || echo "WRONG: a refused job left $(find runs)"
+    step 64 "launch/run -n 2 job.yaml" "job.yaml is not a program" "launch/run -n 2 build/tessera train job.yaml"
+    [ ! -e runs ] || {
+        failed=$((failed + 1))
+        echo "WRONG: a refused job left $(find runs)"
+    }
 }
 
 look_and_train() {
