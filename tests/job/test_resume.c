@@ -481,8 +481,7 @@ static void test_other_job(void **state)
                       (const char *const[]){
                           "base_compute: found fp8, the checkpoint was made with dtype", NULL});
     snprintf(other, sizeof other, "lora_r: 4\ndataset: %s\n", scratch_path("eval.jsonl"));
-    check_refused(other, 3, TSR_ECONFIG,
-                  (const char *const[]){"a dataset of other content", NULL});
+    check_refused(other, 3, TSR_ECONFIG, (const char *const[]){"a dataset of other content", NULL});
     /* Another use of memory is no other job. */
     run(&result, job_ranks(2), resuming("lora_r: 4\noffload: sharded\nlogging_steps: 3\n"),
         "refused", NULL);
