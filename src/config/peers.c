@@ -150,7 +150,8 @@ static void rename_key(tsr_peers_work *work, const tsr_config_entry *entry,
     if (row->below > 0 && scalar && tsr_number_parse(&number, value->text) &&
         number >= row->below) {
         tsr_peers_refuse(work, entry, value,
-                         "expected a share from 0 to below 1 (a number of steps is %s)", row->key);
+                         "expected a share from 0 to less than 1 (a number of steps is %s)",
+                         row->key);
         tsr_peers_give(work, &bad, row->key, *value);
         return;
     }

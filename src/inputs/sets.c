@@ -46,7 +46,9 @@ static tsr_status open_tokenizer(tsr_inputs *inputs)
     TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path,
                                inputs->model.arch->tokenizer_by_class));
     if (config->eos_token && tsr_tokenizer_id(inputs->tokenizer, config->eos_token) < 0)
-        return tsr_fail(TSR_ECONFIG, "%s: eos_token: found '%s', which is no token of %s",
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: eos_token: found '%s', which is no token of %s; write one of its "
+                        "tokenizer.json, or leave the key out",
                         tsr_config_where(config, "eos_token"), config->eos_token,
                         config->model_name_or_path);
     return check_special_tokens(inputs);

@@ -54,7 +54,8 @@ static void consider(char best[PATH_MAX], int *distance, const char *path, size_
     int d = distance_of(name, entry, *distance);
     int length = snprintf(whole, sizeof whole, "%.*s%s%s", (int)begin, path, entry,
                           path + begin + strlen(name));
-    if (d < FAR && (d < *distance || (d == *distance && *best && strcmp(whole, best) < 0)) &&
+    if (d < FAR && 2 * (size_t)d <= strlen(name) &&
+        (d < *distance || (d == *distance && *best && strcmp(whole, best) < 0)) &&
         exists(whole, length)) {
         *distance = d;
         strcpy(best, whole);

@@ -81,7 +81,7 @@ static const wrong table[] = {
     {"lora_alpha: 0", NULL, {"lora_alpha: found '0'", "above 0"}},
     {"adam_epsilon: 0", NULL, {"adam_epsilon: found '0'", "from 1e-45"}},
     {"adam_epsilon: 1e-50", NULL, {"adam_epsilon: found '1e-50'", "from 1e-45"}},
-    {"lora_dropout: 1", NULL, {"lora_dropout: found '1'", "to below 1"}},
+    {"lora_dropout: 1", NULL, {"lora_dropout: found '1'", "to less than 1"}},
     {"lora_dropout: -0.1", NULL, {"lora_dropout: found '-0.1'"}},
     {"learning_rate: 1e999", NULL, {"learning_rate: found '1e999'"}},
     {"slots: 1", NULL, {"slots: found '1'", "from 2"}},

@@ -18,6 +18,7 @@ static void make_files(void)
 {
     make("base");
     make("runs");
+    make("y");
     make("runs/first");
     make("data");
     make(".hidden");
@@ -51,6 +52,7 @@ static void test_near(void **state)
         {"data/twins_x", "data/twins_a"}, /* whatever the order of the directory */
         {"train.jsonl", NULL},            /* another file, not a misspelt one */
         {"runs/second", NULL},
+        {"x", NULL}, /* one letter is as near as any other */
         {"hidden", NULL},
         {"runs/frist/nothing.txt", NULL},
         {"job.yaml/x", NULL},
