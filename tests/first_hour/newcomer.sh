@@ -149,9 +149,10 @@ look_back() {
     step 65 "build/tessera inspect run/first" "did you mean runs/first\?"
     step 65 "build/tessera inspect chats.parquet" "Parquet" "tessera data"
     step 78 "build/tessera resume first" "did you mean runs/first\?"
+    step 64 "build/tessera resume ." "is not a run"
     step 64 "build/tessera resume runs" "runs is not a run" "contains the runs first, four, r8"
     step 78 "build/tessera resume runs/first lora_r=4" "lora_r: found 4" "another output_dir"
-    step 0 "build/tessera resume runs/first" "is finished" "max_steps or num_train_epochs"
+    step 0 "build/tessera resume runs/first" "is finished" "raise num_train_epochs to train on"
 }
 
 take_away() {
