@@ -132,10 +132,8 @@ static tsr_status refuse(const weight *w)
 {
     float value;
     TSR_TRY(tsr_safetensors_read_f32(&value, w->tensor, w->range.first_element + w->bad, 1));
-    return tsr_fail(
-        TSR_EDATA,
-        "%s: tensor '%s' was changed while it was read; start again when nothing writes to it",
-        tsr_safetensors_path(w->tensor->file), w->tensor->name);
+    return tsr_fail(TSR_EDATA, "%s: tensor '%s' is being changed",
+                    tsr_safetensors_path(w->tensor->file), w->tensor->name);
 }
 
 /* Phase 1: codes in their place, the rank's absmax on the host (and where the ops work). */

@@ -20,6 +20,13 @@ static const char *recognise(const char *text, size_t bytes)
     return *text == '{' ? "" : " (expected an object {...} on each line)";
 }
 
+static const char *advise(const json_error_t *error, const char *text, size_t bytes, bool line)
+{
+    if (json_error_code(error) == json_error_invalid_utf8)
+        return "; write the file in UTF-8";
+    return line ? recognise(text, bytes) : "";
+}
+
 static tsr_status cannot_parse(const json_error_t *error, const char *text, size_t bytes,
                                const char *place, bool line)
 {
@@ -37,11 +44,9 @@ static tsr_status cannot_parse(const json_error_t *error, const char *text, size
                         "%s%s: a number is too large to be read (a whole number is within 64 "
                         "bits); write it as a string, or leave its key out",
                         place, at);
-    if (json_error_code(error) == json_error_invalid_utf8)
-        return tsr_fail(TSR_EDATA, "%s%s: not valid UTF-8: %s; write the file in UTF-8", place, at,
-                        error->text);
-    return tsr_fail(TSR_EDATA, "%s%s: not valid JSON: %s%s", place, at, error->text,
-                    line ? recognise(text, bytes) : "");
+    return tsr_fail(TSR_EDATA, "%s%s: not valid %s: %s%s", place, at,
+                    json_error_code(error) == json_error_invalid_utf8 ? "UTF-8" : "JSON",
+                    error->text, advise(error, text, bytes, line));
 }
 
 tsr_status tsr_table_parse(json_t **row, const char *text, size_t bytes, const char *place,
