@@ -58,7 +58,7 @@ stop_early() {
         ! grep -qs '"step":1,' runs/first/metrics.jsonl || break
         sleep 0.05
     done
-    kill -TERM "$pid"
+    kill -TERM "$pid" || :
     got=0
     wait "$pid" || got=$?
     steps=$((steps + 1))
@@ -263,7 +263,10 @@ whole() {
 }
 
 if [ "${1:-}" = -s ]; then
-    [ $# -ge 2 ] || { echo "usage: newcomer.sh -s PROGRAM [DIR]"; exit 64; }
+    [ $# -ge 2 ] && [ -x "$2" ] || {
+        echo "usage: newcomer.sh -s PROGRAM [DIR]; PROGRAM is a tessera that is built"
+        exit 64
+    }
     if [ $# -ge 3 ]; then
         session "$(realpath "$2")" "$3"
     else
