@@ -79,6 +79,11 @@ static tsr_status find_chat(tsr_chat **out, tsr_inputs *inputs, const char *temp
         return tsr_fail(status, "%s: %s",
                         tsr_config_where(config, template ? "chat_template" : "model_name_or_path"),
                         tsr_last_error());
+    if (status == TSR_EDATA && strstr(tsr_last_error(), "is not supported"))
+        return tsr_fail(status,
+                        "%s; write that line another way in a template of your own, or choose one "
+                        "by name (chat_template; docs/data.md)",
+                        tsr_last_error());
     TSR_TRY(status);
     inputs->chats[inputs->chat_count].template = template;
     inputs->chats[inputs->chat_count++].chat = *out;

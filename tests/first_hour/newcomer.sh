@@ -109,6 +109,8 @@ first_mistakes() {
     sed '/^chat_template/d' job.yaml >no_template.yaml
     step 78 "$train no_template.yaml" "no_template.yaml.*no chat template" "chat_template: chatml" "llama3"
     step 78 "$train job.yaml chat_template=llama" "did you mean llama3\?"
+    echo '{{ messages | wordwrap }}' >odd.jinja
+    step 65 "$train job.yaml chat_template=odd.jinja" "odd.jinja:1: the filter .wordwrap. is not supported; write"
     step 65 "$train job.yaml model_name_or_path=Lama-3.2-1B" "did you mean Llama-3.2-1B\?"
     step 65 "$train job.yaml model_name_or_path=pointers" "Git LFS pointer" "git lfs pull"
     step 65 "$train job.yaml model_name_or_path=half-downloaded" "model-00003-of-00004.safetensors: it is missing" \
