@@ -3,7 +3,7 @@
 # printed after each.
 #
 #   tests/first_hour/newcomer.sh [PYTHON]            in a fresh Debian 12 (a chroot that debootstrap makes), from
-#                                                    launch/quickstart on; about 10 minutes, mostly the build
+#                                                    launch/quickstart on; 5 to 10 minutes, mostly the build
 #   tests/first_hour/newcomer.sh -s PROGRAM [DIR]    the session alone, with a program that is built; a test of CI
 #
 # PYTHON, outside the chroot, loads what was written with PEFT and Transformers (tools/requirements.txt); without it that
@@ -257,7 +257,7 @@ whole() {
     grep -q "^backends\|processor\|cpu" "$debian/env" || { cat "$debian/env"; exit 1; }
     inside /srv/tessera/tests/first_hour/newcomer.sh -s /srv/tessera/build/tessera /srv/session
     if [ -n "$python" ]; then
-        load_in_peft "$python" "$debian/srv/session"
+        load_in_peft "$python" "$debian/srv/session" 2>"$debian/peft" || { cat "$debian/peft"; exit 1; }
     else
         echo "not loaded in PEFT: no PYTHON was named"
     fi
