@@ -8,19 +8,38 @@ endif()
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 
+# tsr_need(variable package): what is missing where the variable is false, by Debian's name.
+set(TSR_MISSING)
+macro(tsr_need variable package)
+  if(NOT ${variable})
+    list(APPEND TSR_MISSING ${package})
+  endif()
+endmacro()
+
 # Every external library is found once, here, and linked only by the folder that wraps it.
-pkg_check_modules(TSR_JANSSON REQUIRED IMPORTED_TARGET jansson)
-pkg_check_modules(TSR_ZLIB REQUIRED IMPORTED_TARGET zlib)
-pkg_check_modules(TSR_ZSTD REQUIRED IMPORTED_TARGET libzstd)
-pkg_check_modules(TSR_YAML REQUIRED IMPORTED_TARGET yaml-0.1)
-pkg_check_modules(TSR_ONIG REQUIRED IMPORTED_TARGET oniguruma)
-pkg_check_modules(TSR_UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
-pkg_check_modules(TSR_HWLOC REQUIRED IMPORTED_TARGET hwloc)
+foreach(library JANSSON:jansson:libjansson-dev ZLIB:zlib:zlib1g-dev ZSTD:libzstd:libzstd-dev YAML:yaml-0.1:libyaml-dev
+    ONIG:oniguruma:libonig-dev UTF8PROC:libutf8proc:libutf8proc-dev HWLOC:hwloc:libhwloc-dev)
+  string(REPLACE ":" ";" library ${library})
+  list(GET library 0 name)
+  list(GET library 1 module)
+  list(GET library 2 package)
+  pkg_check_modules(TSR_${name} IMPORTED_TARGET ${module})
+  tsr_need(TSR_${name}_FOUND ${package})
+endforeach()
 pkg_check_modules(TSR_CMOCKA IMPORTED_TARGET cmocka)
-find_package(MPI REQUIRED COMPONENTS C)
+find_package(MPI COMPONENTS C)
+tsr_need(MPI_C_FOUND "libopenmpi-dev;openmpi-bin")
 # The serial OpenBLAS: the pool in src/device splits the work, so that the threads never change a bit.
-find_library(TSR_OPENBLAS_ARCHIVE NAMES libopenblas.a PATH_SUFFIXES openblas-serial REQUIRED)
-find_path(TSR_OPENBLAS_INCLUDE NAMES cblas.h PATH_SUFFIXES openblas-serial REQUIRED)
+find_library(TSR_OPENBLAS_ARCHIVE NAMES libopenblas.a PATH_SUFFIXES openblas-serial)
+find_path(TSR_OPENBLAS_INCLUDE NAMES cblas.h PATH_SUFFIXES openblas-serial)
+if(NOT TSR_OPENBLAS_ARCHIVE OR NOT TSR_OPENBLAS_INCLUDE)
+  list(APPEND TSR_MISSING libopenblas-serial-dev)
+endif()
+if(TSR_MISSING)
+  list(JOIN TSR_MISSING " " missing)
+  message(FATAL_ERROR "Libraries are missing. On Debian 12: apt-get install --no-install-recommends ${missing}\n"
+    "Elsewhere install what these packages hold, or see README.md, Building by hand, and without a package registry.")
+endif()
 # Of one that chooses its micro-kernels when it starts, the object that does so; its getenv becomes
 # tsr_gemm_core_getenv (src/kernels/gemm_core.c). Empty: this OpenBLAS was built for one processor.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${TSR_OPENBLAS_ARCHIVE})

@@ -25,9 +25,8 @@ static tsr_status fail(const tsr_library *library, const char *problem)
     print_version(oldest, sizeof oldest, library->oldest);
     print_version(built, sizeof built, library->built);
     return tsr_fail(TSR_EDEVICE,
-                    "%s cannot be used: %s; wanted is %s with version %s or newer "
-                    "(this build was made with %s): install it (%s), put its folder into "
-                    "LD_LIBRARY_PATH, or %s",
+                    "%s cannot be used: %s; expected %s of version %s or newer (this build was "
+                    "made with %s); install it (%s), put its folder into LD_LIBRARY_PATH, or %s",
                     library->name, problem, library->soname, oldest, built, library->install,
                     library->instead);
 }

@@ -106,6 +106,8 @@ static tsr_status find(tsr_directory_job *job, const char *directory, tsr_comman
     if (kind == TSR_KIND_CHECKPOINT)
         return take_checkpoint(job, directory, command, resumes);
     TSR_TRY(find_file(job, directory));
+    if (resumes && kind == TSR_KIND_UNKNOWN) /* a job.yaml of a run to come, beside runs perhaps */
+        return tsr_kind_refuse(TSR_EUSAGE, directory);
     if (job->job)
         return resumes ? resume(job, directory, "true") : TSR_OK;
     if (kind == TSR_KIND_UNKNOWN)

@@ -273,8 +273,11 @@ static void print_stopped(const run *r, const tsr_config *config)
 static void print_finished(const run *r, const tsr_config *config)
 {
     tsr_text text = {0};
-    tsr_text_printf(&text, "tessera: the run in %s is finished: all of its %lld steps are done\n",
-                    config->output_dir, (long long)tsr_job_total_steps(r->job));
+    tsr_text_printf(&text,
+                    "tessera: the run in %s is finished: all of its %lld steps are done; raise "
+                    "%s to train on\n",
+                    config->output_dir, (long long)tsr_job_total_steps(r->job),
+                    config->max_steps > 0 ? "max_steps" : "num_train_epochs");
     say(tsr_text_string(&text));
     tsr_text_free(&text);
     print_end(r, config);

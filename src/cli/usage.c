@@ -1,6 +1,7 @@
 #include "cli/usage.h"
 
 #include "base/called.h"
+#include "base/near.h"
 #include "base/version.h"
 #include "cli/directory.h"
 #include "cli/key_option.h"
@@ -163,6 +164,11 @@ static tsr_status unknown_command(const char *name)
 {
     const char *best = NULL;
     int distance = 3;
+    struct stat info;
+    if (stat(name, &info) == 0)
+        return tsr_fail(TSR_EUSAGE, "'%.200s' is a %s, and a command is missing: %s %s %.200s",
+                        name, S_ISDIR(info.st_mode) ? "directory" : "file", tsr_called(),
+                        S_ISDIR(info.st_mode) ? "inspect" : "train", name);
     for (int i = 0; i < COMMANDS; i++) {
         tsr_keys_consider(&best, &distance, name, commands[i].name);
         if (commands[i].also)
@@ -181,7 +187,7 @@ static bool find_option(char out[32], const command_row *row, const char *arg)
     char name[32];
     for (const char *p = row->line; (p = strstr(p, "[--")) != NULL; p++) {
         snprintf(name, sizeof name, "%.*s", (int)strcspn(p + 1, " ]"), p + 1);
-        int d = tsr_keys_distance(arg, name, distance - 1);
+        int d = tsr_near_distance(arg, name, distance - 1);
         if (d < distance) {
             distance = d;
             strcpy(out, name);
@@ -336,6 +342,18 @@ static bool names_model(const tsr_usage *usage)
     return false;
 }
 
+/* A word that is no key=value: of lora_r = 8 or lora_r: 8, say. */
+static tsr_status wrong_word(const tsr_usage *usage, const command_row *row, const char *arg)
+{
+    tsr_auto_text name = {0};
+    tsr_text_append(&name, arg, strcspn(arg, ":="));
+    bool known = tsr_keys_known(tsr_text_string(&name));
+    tsr_text_puts(&name, "=VALUE");
+    return tsr_fail(TSR_EUSAGE,
+                    "'%.200s': expected key=value after %s, without spaces, such as %s; usage: %s",
+                    arg, usage->job_path, known ? tsr_text_string(&name) : "lora_r=8", row->line);
+}
+
 /* One argument; *index moves over a value that belongs to it. */
 static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char *const *args,
                                  int count, int *index)
@@ -395,8 +413,7 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     }
     if (!job)
         return tsr_fail(TSR_EUSAGE, "'%.200s': unexpected argument; usage: %s", arg, row->line);
-    return tsr_fail(TSR_EUSAGE, "'%.200s': expected key=value after %s; usage: %s", arg,
-                    usage->job_path, row->line);
+    return wrong_word(usage, row, arg);
 }
 
 /* Keys that a directory stands for come first: those of the command line win. */
@@ -414,12 +431,28 @@ static tsr_status put_first(tsr_usage *usage, char *const *keys, int count)
     return TSR_OK;
 }
 
+/* Rows in place of the job.yaml that names them. */
+static tsr_status check_job(const char *path)
+{
+    static const char *const ends[] = {".parquet", ".jsonl", ".ndjson", ".csv",
+                                       ".tsv",     ".gz",    ".zst"};
+    size_t length = strlen(path);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (length > strlen(ends[i]) && !strcmp(path + length - strlen(ends[i]), ends[i]))
+            return tsr_fail(TSR_EUSAGE,
+                            "%s: a file of rows, expected a job.yaml; name it there, dataset: %s",
+                            path, path);
+    return TSR_OK;
+}
+
 /* A run's directory, say, instead of a job.yaml. */
 static tsr_status take_directory(tsr_usage *usage, const command_row *row)
 {
     static char *const resumed[] = {"resume_from_checkpoint=true", "overwrite_output_dir=false"};
     struct stat info;
     tsr_directory_job job;
+    if (usage->job_path && tsr_usage_takes_job(row))
+        TSR_TRY(check_job(usage->job_path));
     if (!usage->job_path || !tsr_usage_takes_job(row) || stat(usage->job_path, &info) != 0 ||
         !S_ISDIR(info.st_mode))
         return row->resumes && usage->job_path ? put_first(usage, resumed, 2) : TSR_OK;
@@ -446,7 +479,7 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
         status = take_directory(&usage, row);
     if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV &&
         !names_model(&usage))
-        status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; usage: %s", row->name,
+        status = tsr_fail(TSR_EUSAGE, "%s: the %s is missing; usage: %s", row->name,
                           row->resumes               ? "run's directory"
                           : tsr_usage_takes_job(row) ? "job.yaml"
                                                      : "path to inspect",

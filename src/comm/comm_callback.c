@@ -35,7 +35,7 @@ static tsr_status gather(const struct callback_world *world, const void *send, v
     int code = world->all.all_gather(world->all.user, send, receive, bytes);
     if (code == 0)
         return TSR_OK;
-    return tsr_fail(TSR_ECOMM, "the all-gather that was given failed on rank %d with code %d",
+    return tsr_fail(TSR_ECOMM, "the caller's all_gather failed on rank %d with code %d",
                     world->all.rank, code);
 }
 
@@ -54,11 +54,10 @@ static tsr_status compare(const tsr_comm *comm, const tsr_comm_call *call, uint6
     const struct heading *mine = &world->headings[world->all.rank];
     if (mine->tag != tsr_comm_tag(call) ||
         mine->bytes != (from < 0 || from == comm->rank ? bytes : 0))
-        return tsr_fail(
-            TSR_ECOMM,
-            "the all-gather that was given has returned, as rank %d's, other bytes than "
-            "rank %d has sent; it must place them in the order of the ranks",
-            world->all.rank, world->all.rank);
+        return tsr_fail(TSR_ECOMM,
+                        "the caller's all_gather returned, as rank %d's, other bytes than rank %d "
+                        "sent; it must place them in the order of the ranks",
+                        world->all.rank, world->all.rank);
     for (int peer = 0; peer < comm->size; peer++) {
         const struct heading *theirs = &world->headings[comm->members[peer]];
         uint64_t expected = from < 0 || from == peer ? bytes : 0;

@@ -171,7 +171,7 @@ static tsr_status meet(tsr_comm *comm, const tsr_comm_call *call)
 {
     struct mpi_world *world = comm->backend;
     if (world->given_up)
-        return tsr_fail(TSR_ECOMM, "MPI: an earlier collective was given up");
+        return tsr_fail(TSR_ECOMM, "MPI is not called again: an earlier collective failed");
     return tsr_comm_meet(&comm->gate, call);
 }
 

@@ -150,8 +150,8 @@ static tsr_status late(double seconds)
     gethostname(host, sizeof host - 1);
     tsr_comm_mpi_missing(missing, sizeof missing);
     return tsr_fail(TSR_ETIMEOUT,
-                    "rank %d of %d on %s has waited %g s for %s to come, after MPI had started: a "
-                    "process stands still, or a host cannot be reached",
+                    "rank %d of %d on %s has waited %g s for %s after MPI started: a process "
+                    "hangs, or a host cannot be reached",
                     atomic_load(&start.rank), atomic_load(&start.size), host, seconds,
                     *missing ? missing : "the other ranks");
 }

@@ -44,7 +44,7 @@ static int exchange(const struct region *region, const void *send, void *receive
     if (region->all->all_gather(region->all->user, send, receive, bytes) == 0)
         return TSR_OK;
     if (!*tsr_last_error())
-        tsr_fail(TSR_ECOMM, "the all-gather that was given failed");
+        tsr_fail(TSR_ECOMM, "the caller's all_gather failed");
     return TSR_ECOMM;
 }
 
@@ -195,7 +195,7 @@ tsr_status tsr_share_board(tsr_board **out, const tsr_bootstrap *all, const int 
     free(theirs);
     if (failed || !have_memory) {
         munmap(memory, tsr_board_bytes(all->size));
-        return have_memory ? tsr_fail(TSR_ECOMM, "the all-gather that was given failed")
+        return have_memory ? tsr_fail(TSR_ECOMM, "the caller's all_gather failed")
                            : tsr_fail(TSR_ENOMEM, "no memory to share memory");
     }
     *out = memory;
@@ -217,7 +217,7 @@ tsr_status tsr_share_find_nodes(int *nodes, const tsr_bootstrap *all)
         return tsr_fail(TSR_ENOMEM, "no memory to find the nodes of %d ranks", all->size);
     if (all->all_gather(all->user, &mine, hosts, sizeof mine) != 0) {
         free(hosts);
-        return tsr_fail(TSR_ECOMM, "the all-gather that was given failed");
+        return tsr_fail(TSR_ECOMM, "the caller's all_gather failed");
     }
     for (int i = 0; i < all->size; i++)
         for (nodes[i] = 0; hosts[nodes[i]] != hosts[i];)

@@ -3,6 +3,7 @@
 #include "base/aside.h"
 #include "base/phase.h"
 #include "inputs/kind.h"
+#include "io/missing.h"
 #include "io/peft.h"
 #include "job/sized.h"
 #include "tessera.h"
@@ -172,15 +173,46 @@ static tsr_status inspect_directory(json_t *report, const char *directory)
     return fills[kind](report, directory);
 }
 
+/* What other commands show. */
+static tsr_status refuse_file(const char *path)
+{
+    static const struct {
+        const char *end, *what;
+    } rows[] = {
+        {"metrics.jsonl", "the steps of a run; name the run's directory"},
+        {".parquet",
+         "rows in Parquet; name it after a job.yaml: tessera data job.yaml --show 2 dataset="},
+        {".jsonl", "rows; name it after a job.yaml: tessera data job.yaml --show 2 dataset="},
+        {".csv", "rows; name it after a job.yaml: tessera data job.yaml --show 2 dataset="},
+        {".yaml", "a configuration; what it needs: tessera plan "},
+        {".yml", "a configuration; what it needs: tessera plan "},
+    };
+    size_t length = strlen(path);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        size_t end = strlen(rows[i].end), said = strlen(rows[i].what);
+        bool open = strchr("= ", rows[i].what[said - 1]) != NULL; /* the path follows */
+        if (length >= end && !strcmp(path + length - end, rows[i].end))
+            return tsr_fail(TSR_EDATA,
+                            "%s: expected a run, checkpoint, adapter, model, safetensors file or "
+                            "trace; this is %s%s",
+                            path, rows[i].what, open ? path : "");
+    }
+    return TSR_OK;
+}
+
 static tsr_status inspect_path(json_t *report, const char *path)
 {
+    char hint[TSR_MISSING_BYTES];
     struct stat info;
-    if (stat(path, &info) != 0)
-        return tsr_fail(errno == ENOENT || errno == ENOTDIR ? TSR_EDATA : TSR_EIO, "%s: %s", path,
-                        strerror(errno));
+    if (stat(path, &info) != 0) {
+        int error = errno;
+        return tsr_fail(error == ENOENT || error == ENOTDIR ? TSR_EDATA : TSR_EIO, "%s: %s%s", path,
+                        strerror(error), tsr_missing_hint(hint, path, error));
+    }
     tsr_report_string(report, "path", path);
     if (S_ISDIR(info.st_mode))
         return inspect_directory(report, path);
+    TSR_TRY(refuse_file(path));
     bool trace = S_ISREG(info.st_mode) && tsr_inspect_is_trace(path);
     tsr_report_string(report, "kind", trace ? "trace" : "safetensors");
     tsr_report_int(report, "file_bytes", (uint64_t)info.st_size);

@@ -3,6 +3,7 @@
 
 #include "base/aside.h"
 #include "config/config.h"
+#include "io/missing.h"
 #include "io/peft.h"
 #include "report/plot.h"
 #include "tessera.h"
@@ -183,11 +184,14 @@ tsr_status tsr_inspect_metrics(tsr_run_metrics *out, const char *directory)
 {
     char path[TSR_INSPECT_PATH_BYTES];
     TSR_TRY(tsr_inspect_join(path, directory, "metrics.jsonl"));
-    if (access(directory, F_OK) != 0)
-        return tsr_fail(TSR_EDATA, "%s: %s", directory, strerror(errno));
+    if (access(directory, F_OK) != 0) {
+        char hint[TSR_MISSING_BYTES];
+        int error = errno;
+        return tsr_fail(TSR_EDATA, "%s: %s%s", directory, strerror(error),
+                        tsr_missing_hint(hint, directory, error));
+    }
     if (access(path, F_OK) != 0)
-        return tsr_fail(TSR_EDATA,
-                        "%s: there is no metrics.jsonl in it: expected a run's output_dir",
+        return tsr_fail(TSR_EDATA, "%s: it has no metrics.jsonl; expected a run's output_dir",
                         directory);
     return tsr_run_metrics_read(out, path);
 }

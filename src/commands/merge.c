@@ -246,11 +246,10 @@ static tsr_status add_sources(merging *all)
 static void warn_4bit(const tsr_config *config)
 {
     tsr_log(TSR_LOG_WARNING,
-            "model_name_or_path %s is quantized to 4 bits (bitsandbytes nf4). What is written is "
-            "its dequantized values and the adapter, rounded to bfloat16: the weights that the "
-            "adapter was trained on, with the error of their quantization. To merge into the "
-            "original weights, give the directory of the model that was quantized: "
-            "model_name_or_path=<directory>",
+            "model_name_or_path %s is quantized to 4 bits (bitsandbytes nf4). The merged model is "
+            "its dequantized weights and the adapter, rounded to bfloat16: what the adapter was "
+            "trained on, with the error of quantization. To merge into the original weights, name "
+            "the model that was quantized: model_name_or_path=DIRECTORY",
             config->model_name_or_path);
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct {
     tsr_config *config;
@@ -52,10 +53,25 @@ static bool writes(const checker *c)
     return c->source->use != TSR_CONFIG_PLAN && c->source->use != TSR_CONFIG_EVAL;
 }
 
+/* What merge lacks: mostly the run of this very job.yaml is meant. */
+static const char *say_adapter(char out[PATH_MAX + 128], const tsr_config *config)
+{
+    char path[PATH_MAX];
+    const char *run = config->output_dir ? config->output_dir : "";
+    bool there = snprintf(path, sizeof path, "%s/metrics.jsonl", run) < (int)sizeof path &&
+                 access(path, F_OK) == 0;
+    snprintf(out, PATH_MAX + 128,
+             "the directory of an adapter; or name the run instead of the "
+             "job.yaml: tessera merge %s",
+             there ? run : "runs/first");
+    return out;
+}
+
 static void check_required(const checker *c)
 {
     const tsr_config *config = c->config;
     tsr_config_use use = c->source->use;
+    char adapter[PATH_MAX + 128];
     const struct {
         const char *key, *what;
         bool needed, given;
@@ -67,7 +83,7 @@ static void check_required(const checker *c)
          config->dataset.count || (use == TSR_CONFIG_DATA && config->eval_dataset.count)},
         {"eval_dataset", "a file or directory of rows", use == TSR_CONFIG_EVAL,
          tsr_config_evaluates(config)},
-        {"init_adapter", "the directory of an adapter", use == TSR_CONFIG_MERGE,
+        {"init_adapter", say_adapter(adapter, config), use == TSR_CONFIG_MERGE,
          config->init_adapter},
         {"output_dir", "the directory to write to", writes(c), config->output_dir},
     };

@@ -3,6 +3,7 @@
  */
 #include "base/utf8.h"
 #include "config/config_store.h"
+#include "io/missing.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -104,11 +105,14 @@ static void collect_override(const collector *c, const char *override)
 
 tsr_status tsr_config_read_file(tsr_text *out, const char *path)
 {
-    char buffer[4096], reason[128];
+    char buffer[4096], reason[128], hint[TSR_MISSING_BYTES];
     FILE *file = fopen(path, "rbe");
-    if (!file)
-        return tsr_fail(tsr_status_of_open(errno) == TSR_EDATA ? TSR_ECONFIG : TSR_EIO,
-                        "%s: cannot be opened: %s", path, strerror_r(errno, reason, sizeof reason));
+    if (!file) {
+        int opened = errno;
+        return tsr_fail(tsr_status_of_open(opened) == TSR_EDATA ? TSR_ECONFIG : TSR_EIO, "%s: %s%s",
+                        path, strerror_r(opened, reason, sizeof reason),
+                        tsr_missing_hint(hint, path, opened));
+    }
     size_t got;
     while ((got = fread(buffer, 1, sizeof buffer, file)) > 0 && out->length <= MAX_FILE_BYTES)
         tsr_text_append(out, buffer, got);
@@ -119,7 +123,8 @@ tsr_status tsr_config_read_file(tsr_text *out, const char *path)
         return tsr_fail(error == EISDIR ? TSR_ECONFIG : TSR_EIO, "%s: cannot be read: %s", path,
                         strerror_r(error, reason, sizeof reason));
     if (out->length > MAX_FILE_BYTES)
-        return tsr_fail(TSR_ECONFIG, "%s: larger than 1 MiB; this is not a job.yaml", path);
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: larger than 1 MiB; expected a job.yaml, lines of `key: value`", path);
     return out->failed ? tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", path) : TSR_OK;
 }
 

@@ -144,14 +144,8 @@ bool tsr_keys_matches(const char *row, const char *name);
 /* Takes `candidate` as *best if it is nearer to `name` than *distance; a name with a * never. */
 void tsr_keys_consider(const char **best, int *distance, const char *name, const char *candidate);
 
-/* What is too far from a misspelt name. */
-int tsr_keys_too_far(const char *name);
-
 /* The known name nearest to a misspelt one, or what other tools' name for it is called here; NULL:
  * none is near. */
 const char *tsr_keys_nearest(const char *name);
-
-/* Edits (insert, delete, replace, swap neighbours) between two words, at most `limit` + 1. */
-int tsr_keys_distance(const char *a, const char *b, int limit);
 
 #endif

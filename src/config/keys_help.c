@@ -21,7 +21,10 @@ static void put_bounds(tsr_text *out, const tsr_key *key)
     }
     tsr_text_puts(out, above ? " above " : " from ");
     tsr_number_put(out, key->low, 15);
-    tsr_text_puts(out, below ? " to below " : " to ");
+    if (above)
+        tsr_text_puts(out, below ? ", below " : ", at most ");
+    else
+        tsr_text_puts(out, below ? " to less than " : " to ");
     tsr_number_put(out, key->high, 15);
 }
 
@@ -51,7 +54,7 @@ static const char *shape(const tsr_key *key)
     case TSR_KEY_NUMBER:
         return "a number";
     case TSR_KEY_STEPS:
-        return "a whole number of steps or a share below 1";
+        return "a whole number, or a share below 1;";
     case TSR_KEY_DURATION:
         return "seconds, or a time such as 1h30m or 01:30:00";
     case TSR_KEY_BYTES:

@@ -3,6 +3,7 @@
  */
 #include "config/peers.h"
 
+#include "base/near.h"
 #include "config/config_number.h"
 
 #include <string.h>
@@ -112,7 +113,7 @@ bool tsr_peers_row(const char *name, const tsr_key_alias **renamed, const tsr_ke
 
 const char *tsr_peers_nearest(const tsr_peer *peer, const char *name)
 {
-    int distance = tsr_keys_too_far(name);
+    int distance = tsr_near_too_far(name);
     const char *best = NULL;
     if (!peer)
         return tsr_keys_nearest(name);
@@ -149,7 +150,8 @@ static void rename_key(tsr_peers_work *work, const tsr_config_entry *entry,
     if (row->below > 0 && scalar && tsr_number_parse(&number, value->text) &&
         number >= row->below) {
         tsr_peers_refuse(work, entry, value,
-                         "expected a share from 0 to below 1 (a number of steps is %s)", row->key);
+                         "expected a share from 0 to less than 1 (a number of steps is %s)",
+                         row->key);
         tsr_peers_give(work, &bad, row->key, *value);
         return;
     }

@@ -40,7 +40,8 @@ static tsr_status out_of_memory(const reader *r)
 
 static tsr_status too_deep(const reader *r, int line)
 {
-    return tsr_fail(TSR_ECONFIG, "%s:%d: nested too deep; a key's value is a word, a list or a map",
+    return tsr_fail(TSR_ECONFIG,
+                    "%s:%d: nested too deep; expected a word, a list or a map as a key's value",
                     r->name, line);
 }
 
@@ -56,7 +57,8 @@ static tsr_status read_scalar(reader *r, tsr_yaml_value *out, const yaml_node_t 
     size_t length = node->data.scalar.length;
     const char *text = (const char *)node->data.scalar.value;
     if (memchr(text, 0, length))
-        return tsr_fail(TSR_ECONFIG, "%s:%d: a text with a zero byte inside", r->name, out->line);
+        return tsr_fail(TSR_ECONFIG, "%s:%d: a text holds a zero byte; remove it", r->name,
+                        out->line);
     char *copy = allocate(r->tree, length + 1);
     if (!copy)
         return out_of_memory(r);
@@ -116,11 +118,36 @@ static tsr_status read_value(reader *r, tsr_yaml_value *out, int index, int dept
         out->kind = TSR_YAML_MAP;
         return read_map(r, out, node, depth);
     default:
-        return tsr_fail(TSR_ECONFIG, "%s:%d: an empty node", r->name, out->line);
+        return tsr_fail(TSR_ECONFIG,
+                        "%s:%d: a value of this form is not read; expected a word, a list or a map",
+                        r->name, out->line);
     }
 }
 
-/* The reader's errors have a byte offset, the scanner's and the parser's a mark. */
+/* What to do about libyaml's words. */
+static const char *advice(const char *problem)
+{
+    static const struct {
+        const char *problem, *advice;
+    } rows[] = {
+        {"could not find expected ':'", "; a key is followed by a colon and a space"},
+        {"mapping values are not allowed", "; a value that has a colon and a space is quoted"},
+        {"tab character", "; indent with spaces"},
+        {"cannot start any token", "; indent with spaces, and quote a value that begins with @, %, "
+                                   "` or a tab"},
+        {"control characters are not allowed", "; expected a job.yaml, lines of `key: value`"},
+        {"invalid leading UTF-8 octet", "; expected a job.yaml in UTF-8, lines of `key: value`"},
+        {"did not find expected <document start>",
+         "; expected a job.yaml, lines of `key: value` from the first column on"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strstr(problem, rows[i].problem))
+            return rows[i].advice;
+    return "";
+}
+
+/* The reader's errors have a byte offset, the scanner's and the parser's a mark: that of a key without its colon is where
+ * it begins, not where the colon was given up. */
 static tsr_status syntax_error(const yaml_parser_t *parser, const char *text, const char *name)
 {
     const char *problem = parser->problem;
@@ -133,11 +160,14 @@ static tsr_status syntax_error(const yaml_parser_t *parser, const char *text, co
                 line++;
                 column = 0;
             }
-        return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML: %s", name, line, column, problem);
+        return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML: %s%s", name, line, column, problem,
+                        advice(problem));
     }
-    return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML: %s%s%s", name,
-                    (int)parser->problem_mark.line + 1, (int)parser->problem_mark.column + 1,
-                    problem, parser->context ? ", " : "", parser->context ? parser->context : "");
+    bool key = parser->context && strstr(parser->context, "scanning a simple key");
+    const yaml_mark_t *at = key ? &parser->context_mark : &parser->problem_mark;
+    return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML: %s%s%s%s", name, (int)at->line + 1,
+                    (int)at->column + 1, problem, parser->context ? ", " : "",
+                    parser->context ? parser->context : "", advice(problem));
 }
 
 /* Counts one event of the text: the lists and maps that are open, and all values so far. */
@@ -195,15 +225,18 @@ static tsr_status read_document(reader *r, yaml_parser_t *parser)
     if (!yaml_parser_load(parser, &second)) {
         if (!parser->problem)
             return out_of_memory(r);
-        return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML after the document: %s", r->name,
+        return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML after the document: %s%s", r->name,
                         (int)parser->problem_mark.line + 1, (int)parser->problem_mark.column + 1,
-                        parser->problem);
+                        parser->problem, advice(parser->problem));
     }
     const yaml_node_t *more = yaml_document_get_root_node(&second);
     int line = more ? (int)more->start_mark.line + 1 : 0;
     yaml_document_delete(&second);
     if (more)
-        return tsr_fail(TSR_ECONFIG, "%s:%d: a second document; expected one", r->name, line);
+        return tsr_fail(
+            TSR_ECONFIG,
+            "%s:%d: a second document; expected one; remove it, or put it into a file of its own",
+            r->name, line);
     return TSR_OK;
 }
 

@@ -123,8 +123,8 @@ static tsr_status walk_step(tsr_batch *batch, int64_t step, int64_t times,
         totals sum = count_units(batch, range);
         if (sum.tokens > INT32_MAX)
             return tsr_fail(TSR_ECONFIG,
-                            "%s: a micro-batch of %lld rows has %lld tokens, more than 2^31 - 1: "
-                            "lower the batch size of a device",
+                            "%s: a micro-batch of %lld rows has %lld tokens, more than 2^31 - 1; "
+                            "lower per_device_train_batch_size",
                             batch->options.name, (long long)(range.end - range.first),
                             (long long)sum.tokens);
         tsr_bucket_add(histogram, (int32_t)sum.tokens, (int32_t)sum.labels);
@@ -248,7 +248,8 @@ static tsr_status allocate(tsr_batch *batch)
         lengths[i] = sample.token_count;
         if (o->packing && sample.token_count > o->max_length)
             return tsr_fail(TSR_EDATA,
-                            "%s:%lld: %d tokens do not fit a packed row of max_length %lld",
+                            "%s:%lld: %d tokens do not fit into a packed row of max_length %lld; "
+                            "raise it, or set truncation to right or drop",
                             tsr_dataset_file(o->dataset, sample.file), (long long)sample.line,
                             sample.token_count, (long long)o->max_length);
     }

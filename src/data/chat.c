@@ -325,10 +325,9 @@ static tsr_status find_prompt(size_t *end, tsr_conversation *c, size_t count)
         TSR_TRY(tsr_chat_turn_by_places(&found, &turn, c, count));
     *end = turn.begin;
     return found ? TSR_OK
-                 : tsr_fail(TSR_EDATA,
-                            "the rendering of prompt and completion does not begin with the "
-                            "rendering of the prompt and the generation prompt, so what is "
-                            "trained cannot be told; write the row as \"messages\"");
+                 : tsr_fail(TSR_EDATA, "the chat template renders the prompt differently once the "
+                                       "completion follows, so the completion's tokens cannot be "
+                                       "found; write the row as \"messages\"");
 }
 
 static void mark_generation(tsr_chat_row *row, size_t begin)

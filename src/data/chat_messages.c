@@ -11,14 +11,13 @@ static tsr_status check_message(const json_t *message, size_t index)
     const json_t *content = json_object_get(message, "content");
     if (!json_is_string(role))
         return tsr_fail(TSR_EDATA,
-                        "messages[%zu]: \"role\" is %s, expected a string such as "
-                        "\"user\"",
-                        index, role ? "not a string" : "missing");
+                        "messages[%zu]: \"role\" is %s, expected a string such as \"user\"", index,
+                        role ? tsr_json_kind(role) : "missing");
     bool calls = json_is_array(json_object_get(message, "tool_calls"));
     if (json_is_string(content) || (calls && (!content || json_is_null(content))))
         return TSR_OK;
     return tsr_fail(TSR_EDATA, "messages[%zu] (role \"%s\"): \"content\" is %s, expected a string",
-                    index, json_string_value(role), content ? "not a string" : "missing");
+                    index, json_string_value(role), content ? tsr_json_kind(content) : "missing");
 }
 
 /* ---- what a message says about its training ---- */

@@ -4,9 +4,11 @@
  * The names are those of axolotl and LLaMA-Factory, the formats those that their publishers describe. Tools have no
  * place in them. A newline right behind a statement is no text, as in transformers.
  */
+#include "base/near.h"
 #include "data/chat_parts.h"
 #include "io/file.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -148,23 +150,40 @@ static tsr_status copy_text(char **out, uint64_t *out_bytes, const char *text, s
     return *out ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for a chat template");
 }
 
-/* What may be written: "chatml, qwen_25, ..." */
+/* What may be written: "chatml, qwen_25, ..."; *near: what a misspelt choice was meant to be, or NULL. */
+static void list_names(tsr_text *names, char near[32], const char *choice)
+{
+    char name[32];
+    int distance = choice ? tsr_near_too_far(choice) : 0;
+    *near = 0;
+    for (size_t i = 0; i < TEMPLATES; i++) {
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(templates[i].names, " "),
+                 templates[i].names);
+        tsr_text_printf(names, "%s%s", i ? ", " : "", name);
+        int d = distance ? tsr_near_distance(choice, name, distance - 1) : 1;
+        if (d < distance) {
+            distance = d;
+            strcpy(near, name);
+        }
+    }
+}
+
 static tsr_status unknown(const char *choice)
 {
+    char near[32];
     tsr_auto_text names = {0};
-    for (size_t i = 0; i < TEMPLATES; i++)
-        tsr_text_printf(&names, "%s%.*s", i ? ", " : "", (int)strcspn(templates[i].names, " "),
-                        templates[i].names);
-    return choice
-               ? tsr_fail(TSR_ECONFIG,
-                          "chat_template: found '%s', which is no file and no name of a template; "
-                          "the names are %s",
-                          choice, tsr_text_string(&names))
-               : tsr_fail(TSR_ECONFIG,
-                          "the model has no chat template (chat_template.jinja, or chat_template "
-                          "in tokenizer_config.json; of several the one named default): choose one "
-                          "with chat_template, which is a name (%s) or a Jinja file",
-                          tsr_text_string(&names));
+    list_names(&names, near, choice);
+    return choice ? tsr_fail(TSR_ECONFIG,
+                             "chat_template: found '%s', which is no file and no name of a "
+                             "template%s%s%s; write a Jinja file or one of %s",
+                             choice, *near ? "; did you mean " : "", near, *near ? "?" : "",
+                             tsr_text_string(&names))
+                  : tsr_fail(TSR_ECONFIG,
+                             "chat_template: the model has no chat template of its own "
+                             "(chat_template.jinja, or chat_template in tokenizer_config.json; of "
+                             "several the one named default); add a name, such as chat_template: "
+                             "chatml, or a Jinja file; the names are %s",
+                             tsr_text_string(&names));
 }
 
 tsr_status tsr_chat_template_text(char **text, uint64_t *bytes, const char **name,

@@ -20,12 +20,11 @@ bool tsr_chat_begins(const tsr_text *text, const tsr_text *with)
 
 static tsr_status cannot_tell(const char *why, size_t index)
 {
-    return tsr_fail(
-        TSR_EDATA,
-        "messages[%zu]: %s; what the turn adds cannot be told: mark it with "
-        "{%% generation %%} in a template of your own (chat_template), split the row, or "
-        "set assistant_only_loss: false",
-        index, why);
+    return tsr_fail(TSR_EDATA,
+                    "messages[%zu]: %s, so the reply's tokens cannot be found; use a template with "
+                    "{%% generation %%} marks (chat_template), split the row, or set "
+                    "assistant_only_loss: false, which trains prompts too",
+                    index, why);
 }
 
 /* The messages before; of the first one that is not the assistant's, nothing. */
@@ -42,8 +41,8 @@ static tsr_status render_before(tsr_rendering *out, const tsr_conversation *c, s
         return status;
     snprintf(reason, sizeof reason, "%s", tsr_last_error());
     return tsr_fail(TSR_EDATA,
-                    "messages[0]: the assistant speaks first and the template cannot render the "
-                    "prompt before it (%s)",
+                    "messages[0]: the assistant speaks first, and the chat template cannot render "
+                    "the prompt before it (%s); put a user's message first, or leave the row out",
                     reason);
 }
 
@@ -81,10 +80,9 @@ tsr_status tsr_chat_turn_by_prefix(tsr_span *out, tsr_conversation *c, size_t in
     tsr_rendering *before = &c->row->scratch[0], *through = &c->row->scratch[1];
     bool assistant = tsr_chat_is_assistant(json_array_get(c->messages, index));
     if (c->rendered > MOST_RENDERED)
-        return cannot_tell(
-            "the turns of this row can be told only by rendering it anew for each of "
-            "them, which would take too long",
-            index);
+        return cannot_tell("the turns of this row are found by rendering it once for each of them, "
+                           "which would take too long",
+                           index);
     TSR_TRY(render_before(before, c, index, assistant));
     TSR_TRY(tsr_chat_render(through, c->chat, c->seen, index + 1, false));
     c->rendered += MESSAGE_COST * (2 * index + 1) + before->text.length + through->text.length;

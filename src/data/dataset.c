@@ -209,8 +209,11 @@ static tsr_status unknown_keys(const reader *r, const json_t *object,
     }
     return tsr_fail(
         TSR_EDATA,
-        "%s: no known format has the keys of the first row (%.300s); expected one of: %s", r->place,
-        tsr_text_string(&found), tsr_text_string(&known));
+        "%s: no known format has the keys of the first row (%.300s); expected one of: %s. Columns "
+        "of "
+        "other names: dataset: [{path: ..., field_messages: NAME}], or field_instruction and "
+        "field_output (docs/data.md)",
+        r->place, tsr_text_string(&found), tsr_text_string(&known));
 }
 
 /* The format of the row that r has just read. */

@@ -63,11 +63,12 @@ static tsr_status truncate_row(tsr_tokenized *out, tsr_row *row, const tsr_datas
     if (options->max_length <= 0 || (int64_t)row->token_count <= options->max_length)
         return TSR_OK;
     if (options->truncation == TSR_TRUNCATE_ERROR)
-        return tsr_fail(TSR_EDATA,
-                        "%s: the row has %zu tokens, max_length is %lld; raise max_length to %zu, "
-                        "or set truncation to right (cuts) or drop",
-                        tsr_text_string(&out->place), row->token_count,
-                        (long long)options->max_length, row->token_count);
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: the row has %zu tokens, max_length is %lld; raise max_length (this row "
+            "needs %zu), or set truncation to right (cuts) or drop",
+            tsr_text_string(&out->place), row->token_count, (long long)options->max_length,
+            row->token_count);
     out->fate = TSR_ROW_TOO_LONG;
     if (options->truncation == TSR_TRUNCATE_DROP)
         return TSR_OK;

@@ -3,11 +3,14 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "inputs/earlier.h"
+#include "inputs/kind.h"
 #include "inputs/sets.h"
+#include "io/missing.h"
 #include "model/arch/arch.h"
 #include "model/units.h"
 
 #include <errno.h>
+#include <glob.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,16 +23,48 @@ tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *s
     return tsr_earlier_config(&inputs->config, source);
 }
 
+static bool holds_gguf(const char *directory)
+{
+    char pattern[PATH_MAX + 16];
+    glob_t found = {0};
+    snprintf(pattern, sizeof pattern, "%s/*.gguf", directory);
+    bool holds = glob(pattern, GLOB_NOSORT, NULL, &found) == 0;
+    globfree(&found);
+    return holds;
+}
+
+/* What people name in place of a checkpoint. */
+static tsr_status no_config(const char *where, const char *path)
+{
+    tsr_kind kind = tsr_kind_of(path);
+    if (kind == TSR_KIND_RUN || kind == TSR_KIND_CHECKPOINT || kind == TSR_KIND_ADAPTER)
+        return tsr_fail(TSR_EDATA,
+                        "%s: model_name_or_path: %s holds an adapter and no model; name its base "
+                        "model here, and the adapter with init_adapter: %s",
+                        where, path, path);
+    if (holds_gguf(path))
+        return tsr_fail(TSR_EDATA,
+                        "%s: model_name_or_path: %s holds GGUF files, which are not read; name the "
+                        "directory of the original model, with config.json and *.safetensors",
+                        where, path);
+    return tsr_fail(TSR_EDATA,
+                    "%s: model_name_or_path: %s holds no config.json; expected the directory of a "
+                    "Hugging Face checkpoint (in the Hub's cache: models--.../snapshots/"
+                    "<revision>)",
+                    where, path);
+}
+
 static tsr_status check_directory(const tsr_config *config)
 {
     const char *path = config->model_name_or_path;
     const char *where = tsr_config_where(config, "model_name_or_path");
+    char hint[TSR_MISSING_BYTES];
     struct stat info;
-    if (stat(path, &info) != 0)
-        return tsr_fail(tsr_status_of_open(errno),
-                        "%s: model_name_or_path: %s: %s (a relative path starts from the working "
-                        "directory)",
-                        where, path, strerror(errno));
+    if (stat(path, &info) != 0) {
+        int error = errno;
+        return tsr_fail(tsr_status_of_open(error), "%s: model_name_or_path: %s: %s%s", where, path,
+                        strerror(error), tsr_missing_hint(hint, path, error));
+    }
     if (!S_ISDIR(info.st_mode))
         return tsr_fail(TSR_EDATA,
                         "%s: model_name_or_path: %s is a file; expected the directory of a Hugging "
@@ -38,11 +73,7 @@ static tsr_status check_directory(const tsr_config *config)
     char file[PATH_MAX];
     int length = snprintf(file, sizeof file, "%s/config.json", path);
     if (length < (int)sizeof file && access(file, F_OK) != 0 && errno == ENOENT)
-        return tsr_fail(TSR_EDATA,
-                        "%s: model_name_or_path: %s holds no config.json; expected the directory "
-                        "of a Hugging Face checkpoint (in the Hub's cache: models--.../snapshots/"
-                        "<revision>)",
-                        where, path);
+        return no_config(where, path);
     return TSR_OK;
 }
 

@@ -46,7 +46,9 @@ static tsr_status open_tokenizer(tsr_inputs *inputs)
     TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path,
                                inputs->model.arch->tokenizer_by_class));
     if (config->eos_token && tsr_tokenizer_id(inputs->tokenizer, config->eos_token) < 0)
-        return tsr_fail(TSR_ECONFIG, "%s: eos_token: found '%s', which is no token of %s",
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: eos_token: found '%s', which is no token of %s; write one of its "
+                        "tokenizer.json, or leave the key out",
                         tsr_config_where(config, "eos_token"), config->eos_token,
                         config->model_name_or_path);
     return check_special_tokens(inputs);
@@ -72,7 +74,17 @@ static tsr_status find_chat(tsr_chat **out, tsr_inputs *inputs, const char *temp
         .template = template, .eos_token = config->eos_token, .now = inputs->today};
     if (config->chat_template_date)
         tsr_config_date(&options.now, config->chat_template_date);
-    TSR_TRY(tsr_chat_create(out, inputs->tokenizer, &options));
+    tsr_status status = tsr_chat_create(out, inputs->tokenizer, &options);
+    if (status == TSR_ECONFIG) /* the template's name, or that there is none */
+        return tsr_fail(status, "%s: %s",
+                        tsr_config_where(config, template ? "chat_template" : "model_name_or_path"),
+                        tsr_last_error());
+    if (status == TSR_EDATA && strstr(tsr_last_error(), "is not supported"))
+        return tsr_fail(status,
+                        "%s; write that line another way in a template of your own, or choose one "
+                        "by name (chat_template; docs/data.md)",
+                        tsr_last_error());
+    TSR_TRY(status);
     inputs->chats[inputs->chat_count].template = template;
     inputs->chats[inputs->chat_count++].chat = *out;
     inputs->chat = inputs->chats[0].chat;
@@ -352,7 +364,18 @@ static tsr_status load_mix(tsr_dataset **out, tsr_inputs *inputs, const request 
     return tsr_dataset_mix(out, parts, count, &options);
 }
 
-static tsr_status load(tsr_dataset **out, tsr_inputs *inputs, const request *r)
+/* A message that begins with the key gets its line in front. */
+static tsr_status put_where(tsr_status status, const tsr_config *config, const char *key)
+{
+    size_t length = strlen(key);
+    const char *message = tsr_last_error();
+    bool of_key = !strncmp(message, key, length) && strchr(":[", message[length]);
+    return of_key && tsr_config_is_set(config, key)
+               ? tsr_fail(status, "%s: %s", tsr_config_where(config, key), message)
+               : status;
+}
+
+static tsr_status load_all(tsr_dataset **out, tsr_inputs *inputs, const request *r)
 {
     int count = r->given->count;
     if (!r->given->sets)
@@ -366,6 +389,12 @@ static tsr_status load(tsr_dataset **out, tsr_inputs *inputs, const request *r)
     free(parts);
     free(weights);
     return status;
+}
+
+static tsr_status load(tsr_dataset **out, tsr_inputs *inputs, const request *r)
+{
+    tsr_status status = load_all(out, inputs, r);
+    return status < 0 ? put_where(status, &inputs->config, r->key) : status;
 }
 
 /* The samples that validation_split names become those of the evaluation. */

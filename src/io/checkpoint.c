@@ -90,6 +90,11 @@ static tsr_status find_shard(tsr_safetensors **out, tsr_checkpoint *checkpoint, 
     TSR_AUTO_FREE char *path = NULL, *copy = strdup(name);
     if (!copy || asprintf(&path, "%s/%s", checkpoint->directory, name) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for its shards", checkpoint->directory);
+    if (!is_named(checkpoint->directory, name))
+        return tsr_fail(TSR_EDATA,
+                        "%s: it is missing, and %s lists it; the download is not complete: run it "
+                        "again",
+                        path, INDEX_FILE);
     TSR_TRY(tsr_safetensors_open(out, path));
     checkpoint->shard_names[checkpoint->shard_count] = copy;
     copy = NULL;
@@ -176,19 +181,20 @@ static tsr_status no_weights(const char *directory)
 {
     struct stat info;
     if (stat(directory, &info) < 0)
-        return tsr_fail(tsr_status_of_open(errno),
-                        "%s: cannot be opened: %s: expected a checkpoint's directory", directory,
-                        strerror(errno));
+        return tsr_fail(tsr_status_of_open(errno), "%s: %s; expected a checkpoint's directory",
+                        directory, strerror(errno));
     if (!S_ISDIR(info.st_mode))
-        return tsr_fail(TSR_EDATA, "%s: not a directory: expected a checkpoint's directory",
+        return tsr_fail(TSR_EDATA, "%s: not a directory; expected a checkpoint's directory",
                         directory);
     if (exists(directory, "pytorch_model.bin") || exists(directory, "pytorch_model.bin.index.json"))
         return tsr_fail(TSR_EDATA,
-                        "%s: it has pytorch_model.bin but no %s: only safetensors are read: load "
-                        "it in Transformers and save it again with save_pretrained",
+                        "%s: it has pytorch_model.bin but no %s, and only safetensors are read; "
+                        "load it in Transformers and save it again with save_pretrained",
                         directory, SINGLE_FILE);
-    return tsr_fail(TSR_EDATA, "%s: neither %s nor %s is there", directory, SINGLE_FILE,
-                    INDEX_FILE);
+    return tsr_fail(TSR_EDATA,
+                    "%s: it has no weights, neither %s nor %s; download them, or name the "
+                    "directory that has them",
+                    directory, SINGLE_FILE, INDEX_FILE);
 }
 
 bool tsr_checkpoint_has_weights(const char *directory)

@@ -41,7 +41,7 @@ static tsr_status read_file(char **data, uint64_t *bytes, const tsr_folder *fold
     tsr_folder_show(path, folder, name);
     if (total > most_bytes)
         status =
-            tsr_fail(TSR_EDATA, "%s: the file has %" PRIu64 " bytes, at most %" PRIu64 " are taken",
+            tsr_fail(TSR_EDATA, "%s: the file has %" PRIu64 " bytes, at most %" PRIu64 " are read",
                      path, total, most_bytes);
     else if (!(buffer = malloc(total + 1)))
         status = tsr_fail(TSR_ENOMEM, "%s: no memory for %" PRIu64 " bytes", path, total);

@@ -108,7 +108,8 @@ tsr_status tsr_folder_make(tsr_folder **out, const tsr_folder *parent, const cha
         return failed(TSR_EIO, parent, name, "made");
     TSR_TRY(tsr_folder_enter(out, parent, name));
     return *out ? TSR_OK
-                : tsr_fail(TSR_EIO, "%s: it went away", tsr_folder_show(path, parent, name));
+                : tsr_fail(TSR_EIO, "%s: something removed it while this program used it",
+                           tsr_folder_show(path, parent, name));
 }
 
 void tsr_folder_close(tsr_folder *folder)
@@ -213,7 +214,8 @@ tsr_status tsr_folder_open_append(int *fd, const tsr_folder *folder, const char 
         return TSR_OK;
     }
     close(file);
-    return tsr_fail(TSR_EIO, "%s is no file, or one that has other names (hard links) too",
+    return tsr_fail(TSR_EIO,
+                    "%s is not a file of its own (a hard link, or no file); move it elsewhere",
                     tsr_folder_show(path, folder, name));
 }
 

@@ -1,5 +1,7 @@
 #include "io/peft.h"
 
+#include "io/missing.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -188,12 +190,14 @@ static tsr_status check_directory(const char *directory, const char *weights)
     struct stat info;
     char *old = NULL;
     bool has_old;
-    if (stat(directory, &info) < 0)
-        return tsr_fail(tsr_status_of_open(errno),
-                        "%s: cannot be opened: %s: expected an adapter's directory", directory,
-                        strerror(errno));
+    if (stat(directory, &info) < 0) {
+        char hint[TSR_MISSING_BYTES];
+        int error = errno;
+        return tsr_fail(tsr_status_of_open(error), "%s: %s; expected an adapter's directory%s",
+                        directory, strerror(error), tsr_missing_hint(hint, directory, error));
+    }
     if (!S_ISDIR(info.st_mode))
-        return tsr_fail(TSR_EDATA, "%s: not a directory: expected an adapter's directory",
+        return tsr_fail(TSR_EDATA, "%s: not a directory; expected an adapter's directory",
                         directory);
     if (access(weights, F_OK) == 0 || asprintf(&old, "%s/adapter_model.bin", directory) < 0)
         return TSR_OK;
@@ -201,7 +205,7 @@ static tsr_status check_directory(const char *directory, const char *weights)
     free(old);
     if (has_old)
         return tsr_fail(TSR_EDATA,
-                        "%s: it has adapter_model.bin but no %s: load it in PEFT and save it again "
+                        "%s: it has adapter_model.bin but no %s; load it in PEFT and save it again "
                         "with save_pretrained",
                         directory, TSR_PEFT_WEIGHTS_FILE);
     return TSR_OK;

@@ -221,7 +221,7 @@ static tsr_status check_cover(tsr_safetensors *file)
         if (tensor->file_offset > cursor)
             return tsr_fail(TSR_EDATA,
                             "%s: a hole in the data: tensor '%s' begins at byte %" PRIu64
-                            ", but what is before it ends at %" PRIu64,
+                            ", but what is before it ends at %" PRIu64 "; copy the file again",
                             file->path, tensor->name, tensor->file_offset - file->data_offset,
                             cursor - file->data_offset);
         cursor = tensor->file_offset + tensor->bytes;
@@ -231,7 +231,7 @@ static tsr_status check_cover(tsr_safetensors *file)
         return tsr_fail(TSR_EDATA,
                         "%s: the tensors cover %" PRIu64
                         " bytes of data, but the file holds %" PRIu64 ": %" PRIu64
-                        " bytes belong to no tensor",
+                        " bytes belong to no tensor; copy it again",
                         file->path, cursor - file->data_offset,
                         file->file_bytes - file->data_offset, file->file_bytes - cursor);
     return TSR_OK;

@@ -165,10 +165,9 @@ static bool read_hex(uint64_t *out, const char *text)
 
 static tsr_status damaged(const char *path, const char *what)
 {
-    return tsr_fail(TSR_EDATA,
-                    "%s: %s; this checkpoint is damaged: name another one in "
-                    "resume_from_checkpoint",
-                    path, what);
+    return tsr_fail(
+        TSR_EDATA, "%s: %s; this checkpoint is damaged; name another one in resume_from_checkpoint",
+        path, what);
 }
 
 static tsr_status check_manifest(tsr_snapshot *snapshot, const char *path)

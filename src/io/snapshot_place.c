@@ -338,7 +338,7 @@ tsr_status tsr_snapshot_enter(tsr_folder **out, const tsr_folder *parent, int64_
     tsr_snapshot_staged_name(name, step);
     TSR_TRY(enter(out, parent, name));
     return *out ? TSR_OK
-                : tsr_fail(TSR_EIO, "%s: it is not there any more",
+                : tsr_fail(TSR_EIO, "%s: something removed it while this program used it",
                            tsr_folder_show(path, parent, name));
 }
 

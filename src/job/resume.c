@@ -10,6 +10,7 @@
 #include "config/config_store.h"
 #include "config/keys.h"
 #include "inputs/earlier.h"
+#include "io/missing.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -71,11 +72,15 @@ static tsr_status find_named(choice *out, const tsr_job *job)
     char full[PATH_MAX], output[PATH_MAX];
     if (strlen(directory) >= sizeof out->path)
         return tsr_fail(TSR_ECONFIG, "%s: resume_from_checkpoint: the path is too long", where);
-    if (!realpath(directory, full))
+    if (!realpath(directory, full)) {
+        char hint[TSR_MISSING_BYTES];
+        int error = errno;
         return tsr_fail(TSR_ECONFIG,
                         "%s: resume_from_checkpoint: %s: %s; write true for the newest of "
-                        "output_dir, or the directory of a checkpoint",
-                        where, directory, strerror(errno));
+                        "output_dir, or the directory of a checkpoint%s",
+                        where, directory, strerror(error),
+                        tsr_missing_hint(hint, directory, error));
+    }
     char *slash = strrchr(full, '/'), *name = slash + 1;
     *slash = 0;
     out->found = 1;
@@ -140,8 +145,9 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
             tsr_fail_lines(TSR_ECONFIG,
                            "%sA resumed run keeps the keys it began with; only its length may grow "
                            "(max_steps, num_train_epochs). To change other keys, start a new run "
-                           "from this adapter in another output_dir: init_adapter=%s. It begins "
-                           "with the first rows again, in another order with another data_seed",
+                           "in another output_dir. With init_adapter=%s it begins with this "
+                           "adapter, whose rank, alpha and modules it keeps, and with the first "
+                           "rows, in another order with another data_seed",
                            tsr_text_string(&lines), directory);
     return status;
 }
@@ -155,8 +161,8 @@ static tsr_status check_hash(const json_t *state, const char *key, uint64_t hash
     if (was && !strcmp(was, own))
         return TSR_OK;
     return tsr_fail(TSR_ECONFIG,
-                    "resume_from_checkpoint: %s was made with %s of another content (hash %s, now "
-                    "%s); give the run the same files, or start a new one",
+                    "resume_from_checkpoint: %s was made with %s of other content (hash %s, now "
+                    "%s); give the run the same files, or start a new one in another output_dir",
                     directory, what, was ? was : "missing", own);
 }
 
@@ -190,18 +196,19 @@ static tsr_status check_position(const tsr_job *job, const json_t *state, int64_
                         tsr_job_step_samples(job), job->view.ranks, directory, samples, samples);
     const char *length = job->inputs.config.max_steps > 0 ? "max_steps" : "num_train_epochs";
     if (total < stored)
-        return tsr_fail(TSR_ECONFIG,
-                        "%s: %s: this run ends at step %" PRId64 ", the one of %s at %" PRId64
-                        ": a run that goes on can become longer, not shorter (%s is an adapter "
-                        "as it is)",
-                        tsr_config_where(&job->inputs.config, length), length, total, directory,
-                        stored, directory);
+        return tsr_fail(
+            TSR_ECONFIG,
+            "%s: %s: this run ends at step %" PRId64 ", the one of %s at %" PRId64
+            ": a resumed run may become longer, not shorter; the adapter of that step is in %s",
+            tsr_config_where(&job->inputs.config, length), length, total, directory, stored,
+            directory);
     if (step > 0 && step <= total)
         TSR_TRY(tsr_batch_step(job->inputs.batch, step - 1, &last));
     if (step > total || last.samples_seen != seen)
         return tsr_fail(TSR_EDATA,
-                        "%s: it is at step %" PRId64 " of %" PRId64 " after %" PRId64
-                        " samples; this run has %" PRId64 " steps and is then after %" PRId64,
+                        "%s: the checkpoint is at step %" PRId64 " of %" PRId64 ", after %" PRId64
+                        " samples, and this run of %" PRId64 " steps would be after %" PRId64
+                        "; resume with the data and batch size that it was made with",
                         directory, step, stored, seen, total, last.samples_seen);
     return TSR_OK;
 }
@@ -232,10 +239,12 @@ static tsr_status check_job(const tsr_job *job, const tsr_snapshot *snapshot)
     TSR_TRY(tsr_json_object(&optimizer, state, "optimizer", directory));
     TSR_TRY(tsr_json_int(&shift, optimizer, "gradient_shift", 0, 62, directory));
     if (granule != TSR_GRANULE_ELEMENTS || shift != TSR_FIXED_SHIFT)
-        return tsr_fail(TSR_EDATA,
-                        "%s: it is cut in granules of %" PRId64 " with gradients in units of "
-                        "2^-%" PRId64 "; this program has %d and %d",
-                        directory, granule, shift, TSR_GRANULE_ELEMENTS, TSR_FIXED_SHIFT);
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: another version of this program made the checkpoint, with shards of %" PRId64
+            " elements and gradients in units of 2^-%" PRId64
+            ", here %d and %d; resume with that version, or start a new run with init_adapter",
+            directory, granule, shift, TSR_GRANULE_ELEMENTS, TSR_FIXED_SHIFT);
     const char *device = json_string_value(json_object_get(state, "device"));
     if (device && strcmp(device, tsr_job_bits_device(job)) != 0)
         tsr_log(TSR_LOG_WARNING,

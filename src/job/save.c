@@ -149,8 +149,8 @@ static tsr_status take_output(tsr_job *job)
     int64_t before = job->newest;
     if (job->output && !tsr_folder_in_place(job->output))
         return tsr_fail(TSR_ECONFIG,
-                        "%s: output_dir %s is not the directory that it was when this job was "
-                        "created; start again",
+                        "%s: output_dir %s was replaced by another directory since this job was "
+                        "created; start the job again",
                         tsr_config_where(config, "output_dir"), config->output_dir);
     if (!job->output)
         TSR_TRY(tsr_output_open(&job->output, config, type_of, true));
@@ -161,10 +161,11 @@ static tsr_status take_output(tsr_job *job)
     TSR_TRY(tsr_output_take(&job->output_lock, job->output, config, &p));
     TSR_TRY(tsr_snapshot_newest(&job->newest, job->output));
     if (job->continues && job->newest != before)
-        return tsr_fail(TSR_ECONFIG,
-                        "%s: the checkpoints in output_dir %s changed since this job was created: "
-                        "another job has continued the run; start again to resume from its newest",
-                        tsr_config_where(config, "output_dir"), config->output_dir);
+        return tsr_fail(
+            TSR_ECONFIG,
+            "%s: the checkpoints in output_dir %s changed since this job was created: another job "
+            "has continued the run; start this one again to resume from the newest",
+            tsr_config_where(config, "output_dir"), config->output_dir);
     return tsr_job_check_output(job);
 }
 

@@ -88,11 +88,11 @@ tsr_status tsr_model_describe(tsr_checkpoint **out, const char *directory,
                               const tsr_model_config *config)
 {
     if (config->prequantized)
-        return tsr_fail(TSR_EDATA,
-                        "%s: its weights are not there, and how a 4-bit checkpoint is stored is "
-                        "said in their headers only: download them, or plan with the config.json "
-                        "of the model that it was quantized from",
-                        directory);
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: its weights are missing, and a 4-bit checkpoint cannot be planned without their "
+            "headers; download them, or plan with the model that it was quantized from",
+            directory);
     list tensors = {.dtype = config->dtype, .prefix = tsr_composite_prefix(config->composite)};
     tsr_status status = add_all(&tensors, config);
     if (status == TSR_OK)

@@ -37,24 +37,21 @@ void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes)
         tsr_text_printf(out, "%.2f MiB", (double)bytes / (double)(1ull << 20));
 }
 
-static void print_largest(tsr_text *out, const tsr_memory_plan *memory)
+/* The three largest uses of the device, and the rest. */
+static tsr_status print_largest(tsr_text *out, const tsr_decision *d)
 {
-    uint64_t below = UINT64_MAX;
-    for (int shown = 0; shown < 3; shown++) {
-        const tsr_buffer *best = NULL;
-        for (int i = 0; i < memory->count; i++) {
-            const tsr_buffer *b = &memory->buffer[i];
-            if (b->place == TSR_PLACE_DEVICE && b->bytes < below &&
-                (!best || b->bytes > best->bytes))
-                best = b;
-        }
-        if (!best)
-            return;
-        tsr_text_printf(out, "%s%s (", shown ? ", " : "", best->name);
-        tsr_decide_put_bytes(out, best->bytes);
+    tsr_share *shares = calloc((size_t)d->memory.count + 1, sizeof *shares);
+    if (!shares)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the plan");
+    int count = tsr_decide_shares(shares, d, TSR_PLACE_DEVICE);
+    for (int i = 0; i < count && i < 3; i++) {
+        tsr_text_printf(out, "%s%s (", i ? ", " : "", shares[i].words);
+        tsr_decide_put_bytes(out, shares[i].bytes);
         tsr_text_puts(out, ")");
-        below = best->bytes;
     }
+    tsr_text_puts(out, count > 3 ? ", and more" : "");
+    free(shares);
+    return TSR_OK;
 }
 
 /* The job's bounds with micro-batches of another size. What is added may be labels, and rows of the
@@ -214,14 +211,14 @@ static void suggest_memory(tsr_text *out, const tsr_room *room, uint64_t needed)
 {
     uint64_t mib = (needed + (1 << 20) - 1) >> 20;
     if (mib << 20 <= tsr_room_most(room))
-        tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB fits as it is", mib);
+        tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB", mib);
     else if (tsr_room_held(room) && (mib << 20) + TSR_CUDA_RESERVE_BYTES <= room->total)
         tsr_text_printf(out,
                         "end what else runs on rank %d's GPU %d (nvidia-smi): with %" PRIu64
-                        " MiB free there this job fits as it is",
+                        " MiB free there nothing else has to change",
                         room->rank, room->card, mib);
     else
-        tsr_text_printf(out, "a GPU with %" PRIu64 " MiB free fits as it is", mib);
+        tsr_text_printf(out, "a GPU with %" PRIu64 " MiB free", mib);
 }
 
 /* What to change, cheapest first. */
@@ -235,7 +232,7 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
             continue;
         TSR_TRY(tsr_decide_fits(&fits, d, inputs, view, &inputs->bounds, &wider));
         if (fits) {
-            tsr_text_printf(out, "%s fits", widening[i]);
+            tsr_text_puts(out, widening[i]);
             return TSR_OK;
         }
     }
@@ -244,8 +241,8 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
     TSR_TRY(largest_below(&tokens, &q, 0, inputs->bounds.tokens));
     if (tokens > 0)
         tsr_text_printf(out,
-                        "micro-batches of at most %" PRId64 " tokens would fit (the largest has "
-                        "%" PRId64 "): lower per_device_train_batch_size or max_length; or ",
+                        "micro-batches of at most %" PRId64 " tokens (the largest has %" PRId64
+                        "): lower per_device_train_batch_size or max_length; or ",
                         tokens, inputs->bounds.tokens);
     suggest_memory(out, &d->room, needed);
     return TSR_OK;
@@ -264,10 +261,11 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
     print_holder(&text, d, inputs);
     tsr_text_puts(&text, ", but this job needs at least ");
     tsr_decide_put_bytes(&text, needed);
-    tsr_text_puts(&text, "; its largest buffers are ");
-    print_largest(&text, &d->memory);
-    tsr_text_puts(&text, ". Smallest change: ");
-    tsr_status status = suggest(&text, d, inputs, view, needed);
+    tsr_text_puts(&text, ": ");
+    tsr_status status = print_largest(&text, d);
+    tsr_text_puts(&text, "; smallest change that fits: ");
+    if (status == TSR_OK)
+        status = suggest(&text, d, inputs, view, needed);
     if (status == TSR_OK)
         status = tsr_fail(TSR_ECONFIG, "%s", tsr_text_string(&text));
     tsr_text_free(&text);

@@ -84,6 +84,15 @@ void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes);
 /* What a buffer is for in a user's words: "gather slots"; its own `why` where there are none. */
 const char *tsr_decide_words(const tsr_buffer *buffer);
 
+/* What a place is used for. */
+typedef struct {
+    const char *words;
+    uint64_t bytes;
+} tsr_share;
+
+/* The largest first; `shares` has room for all buffers of the plan and one more. Returns how many there are. */
+int tsr_decide_shares(tsr_share *shares, const tsr_decision *d, tsr_place place);
+
 /* The buffers of a plan, each with what it is for: for people those of a kind together and the largest
  * first; as elements of a JSON array. TSR_ENOMEM. */
 tsr_status tsr_decide_print_buffers(tsr_text *out, const tsr_memory_plan *memory, bool json);

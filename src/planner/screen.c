@@ -61,31 +61,25 @@ const char *tsr_decide_words(const tsr_buffer *buffer)
     return buffer->why;
 }
 
-typedef struct {
-    const char *words;
-    uint64_t bytes;
-} share;
-
 static int by_size(const void *left, const void *right)
 {
-    const share *a = left, *b = right;
+    const tsr_share *a = left, *b = right;
     if (a->bytes != b->bytes)
         return a->bytes > b->bytes ? -1 : 1;
     return strcmp(a->words, b->words);
 }
 
-static void add(share *shares, int *count, const char *words, uint64_t bytes)
+static void add(tsr_share *shares, int *count, const char *words, uint64_t bytes)
 {
     int at = 0;
     while (at < *count && strcmp(shares[at].words, words) != 0)
         at++;
     if (at == *count)
-        shares[(*count)++] = (share){words, 0};
+        shares[(*count)++] = (tsr_share){words, 0};
     shares[at].bytes += bytes;
 }
 
-/* What a place is used for, the largest first; `shares` has room for all buffers and one more. */
-static int sort_out(share *shares, const tsr_decision *d, tsr_place place)
+int tsr_decide_shares(tsr_share *shares, const tsr_decision *d, tsr_place place)
 {
     int count = 0;
     for (int i = 0; i < d->memory.count; i++) {
@@ -150,9 +144,10 @@ static void put_verdict(tsr_text *out, const tsr_decision *d, const tsr_inputs *
     out->failed |= line.failed;
 }
 
-static void put_purposes(tsr_text *out, const tsr_decision *d, share *shares)
+static void put_purposes(tsr_text *out, const tsr_decision *d, tsr_share *shares)
 {
-    int count = sort_out(shares, d, TSR_PLACE_DEVICE), shown = count <= SHOWN + 1 ? count : SHOWN;
+    int count = tsr_decide_shares(shares, d, TSR_PLACE_DEVICE),
+        shown = count <= SHOWN + 1 ? count : SHOWN;
     uint64_t all = tsr_decide_bytes(d), left = all;
     for (int i = 0; i < shown || (i == shown && left); i++) {
         tsr_auto_text bytes = {0};
@@ -166,9 +161,9 @@ static void put_purposes(tsr_text *out, const tsr_decision *d, share *shares)
     }
 }
 
-static void put_place(tsr_text *line, const tsr_decision *d, share *shares, tsr_place place)
+static void put_place(tsr_text *line, const tsr_decision *d, tsr_share *shares, tsr_place place)
 {
-    int count = sort_out(shares, d, place);
+    int count = tsr_decide_shares(shares, d, place);
     if (!d->memory.total[place])
         return;
     tsr_text_puts(line, line->length ? "; once a node " : "");
@@ -182,7 +177,7 @@ static void put_place(tsr_text *line, const tsr_decision *d, share *shares, tsr_
     }
 }
 
-static void put_host(tsr_text *out, const tsr_decision *d, share *shares)
+static void put_host(tsr_text *out, const tsr_decision *d, tsr_share *shares)
 {
     tsr_auto_text line = {0};
     put_place(&line, d, shares, TSR_PLACE_HOST);
@@ -302,7 +297,7 @@ tsr_status tsr_decision_screen(tsr_text *out, const tsr_decision *d, const tsr_i
                                const tsr_topology_view *view, const tsr_speeds *speeds,
                                const tsr_largest *largest, const char *change)
 {
-    share *shares = calloc((size_t)d->memory.count + 1, sizeof *shares);
+    tsr_share *shares = calloc((size_t)d->memory.count + 1, sizeof *shares);
     if (!shares)
         return tsr_fail(TSR_ENOMEM, "out of memory while printing the plan");
     put_verdict(out, d, inputs, view, speeds);

@@ -95,9 +95,9 @@ static tsr_status add_line(tsr_run_metrics *m, const char *text, size_t length, 
     if (event)
         add_event(m, line, event);
     else if (!json_is_integer(step))
-        status =
-            tsr_fail(TSR_EDATA,
-                     "%s: no \"event\" and no \"step\": this is no line of a metrics.jsonl", place);
+        status = tsr_fail(
+            TSR_EDATA, "%s: expected a line of a run's metrics.jsonl, with \"event\" or \"step\"",
+            place);
     else if (json_object_get(line, "eval_loss"))
         status = add_evaluation(m, line, (int64_t)json_integer_value(step), place);
     else

@@ -15,7 +15,16 @@ static const char *recognise(const char *text, size_t bytes)
         return " (a list over several lines: write one object a line, as `jq -c '.[]'` does)";
     if (bytes == 1 && *text == '{')
         return " (an object over several lines: write it on one, as `jq -c .` does)";
+    if (bytes > 1 && *text == '{' && text[1 + strspn(text + 1, " ")] == '\'')
+        return " (JSON has double quotes: write rows with json.dumps, not str, in Python)";
     return *text == '{' ? "" : " (expected an object {...} on each line)";
+}
+
+static const char *advise(const json_error_t *error, const char *text, size_t bytes, bool line)
+{
+    if (json_error_code(error) == json_error_invalid_utf8)
+        return "; write the file in UTF-8";
+    return line ? recognise(text, bytes) : "";
 }
 
 static tsr_status cannot_parse(const json_error_t *error, const char *text, size_t bytes,
@@ -37,7 +46,7 @@ static tsr_status cannot_parse(const json_error_t *error, const char *text, size
                         place, at);
     return tsr_fail(TSR_EDATA, "%s%s: not valid %s: %s%s", place, at,
                     json_error_code(error) == json_error_invalid_utf8 ? "UTF-8" : "JSON",
-                    error->text, line ? recognise(text, bytes) : "");
+                    error->text, advise(error, text, bytes, line));
 }
 
 tsr_status tsr_table_parse(json_t **row, const char *text, size_t bytes, const char *place,

@@ -1,6 +1,7 @@
 #include "table/table.h"
 
 #include "io/lfs.h"
+#include "io/missing.h"
 #include "table/parquet.h"
 #include "table/table_parts.h"
 
@@ -26,10 +27,10 @@ struct tsr_table {
 
 static tsr_status cannot_open(const char *path, const char *key)
 {
-    return tsr_fail(tsr_status_of_open(errno), "%s: %s: %s%s", key, path, strerror(errno),
-                    errno == ENOENT && path[0] != '/'
-                        ? " (a relative path starts from the working directory)"
-                        : "");
+    char hint[TSR_MISSING_BYTES];
+    int error = errno;
+    return tsr_fail(tsr_status_of_open(error), "%s: %s: %s%s", key, path, strerror(error),
+                    tsr_missing_hint(hint, path, error));
 }
 
 /* Looked at before it is opened: opening a pipe would wait. */
@@ -57,22 +58,22 @@ static tsr_status refuse_known(const char *path, const char *data, size_t bytes)
         const char *what;
     } known[] = {
         {"PAR1\x15", 5,
-         "Parquet inside another packing: unpack it first; Parquet packs its own pages"},
-        {"ARROW1", 6, "an Arrow file: write it as Parquet or JSON lines"},
+         "Parquet inside another packing; unpack it first; Parquet packs its own pages"},
+        {"ARROW1", 6, "an Arrow file; write it as Parquet or JSON lines"},
         {"\xFF\xFF\xFF\xFF", 4,
-         "an Arrow stream (what datasets' save_to_disk writes): write it with to_parquet or "
+         "an Arrow stream (what datasets' save_to_disk writes); write it with to_parquet or "
          "to_json"},
-        {"BZh91AY&SY", 10, "packed by bzip2: unpack it first, or pack it by gzip or Zstandard"},
-        {"\xFD\x37zXZ", 5, "packed by xz: unpack it first, or pack it by gzip or Zstandard"},
-        {"\x04\x22\x4D\x18", 4, "packed by LZ4: unpack it first, or pack it by gzip or Zstandard"},
-        {"PK\x03\x04", 4, "a ZIP archive: unpack it first"},
-        {"\x1F\x8B", 2, "packed twice: unpack it first"},
-        {"\x28\xB5\x2F\xFD", 4, "packed twice: unpack it first"},
-        {"\x89HDF", 4, "an HDF5 file: write it as Parquet or JSON lines"},
-        {"SQLite format 3", 15, "an SQLite database: write it as Parquet or JSON lines"},
-        {"Obj\x01", 4, "an Avro file: write it as Parquet or JSON lines"},
-        {"\xFF\xFE", 2, "text in UTF-16: write it in UTF-8"},
-        {"\xFE\xFF", 2, "text in UTF-16: write it in UTF-8"},
+        {"BZh91AY&SY", 10, "packed by bzip2; unpack it first, or pack it by gzip or Zstandard"},
+        {"\xFD\x37zXZ", 5, "packed by xz; unpack it first, or pack it by gzip or Zstandard"},
+        {"\x04\x22\x4D\x18", 4, "packed by LZ4; unpack it first, or pack it by gzip or Zstandard"},
+        {"PK\x03\x04", 4, "a ZIP archive; unpack it first"},
+        {"\x1F\x8B", 2, "packed twice; unpack it first"},
+        {"\x28\xB5\x2F\xFD", 4, "packed twice; unpack it first"},
+        {"\x89HDF", 4, "an HDF5 file; write it as Parquet or JSON lines"},
+        {"SQLite format 3", 15, "an SQLite database; write it as Parquet or JSON lines"},
+        {"Obj\x01", 4, "an Avro file; write it as Parquet or JSON lines"},
+        {"\xFF\xFE", 2, "text in UTF-16; write it in UTF-8"},
+        {"\xFE\xFF", 2, "text in UTF-16; write it in UTF-8"},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (bytes >= known[i].bytes && !memcmp(data, known[i].magic, known[i].bytes))

@@ -8,6 +8,7 @@
 #include "tokenizer/metaspace.h"
 #include "tokenizer/parts.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -549,16 +550,19 @@ static tsr_status check_form(const tsr_tokenizer *t, const char *directory)
 {
     static const char *const others[] = {"tokenizer.model", "tekken.json", "vocab.json"};
     char path[4096];
-    if (!access(t->name, F_OK))
-        return TSR_OK;
+    if (!access(t->name, F_OK) || errno != ENOENT)
+        return TSR_OK; /* opening it says what else is wrong */
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (path_of(path, directory, others[i]))
             return tsr_fail(
                 TSR_EDATA,
-                "%s: it is missing, and %s is not read in its place: let Transformers write "
+                "%s: it is missing, and %s is not read in its place; let Transformers write "
                 "it, with AutoTokenizer.from_pretrained(\"%s\").save_pretrained(\"%s\")",
                 t->name, others[i], directory, directory);
-    return TSR_OK;
+    return tsr_fail(TSR_EDATA,
+                    "%s: it is missing; download the model's tokenizer too (tokenizer.json, "
+                    "tokenizer_config.json)",
+                    t->name);
 }
 
 static tsr_status load_files(tsr_tokenizer *t, const char *directory, bool by_class)

@@ -206,7 +206,10 @@ tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model)
         return tsr_tokenizer_refuse(t, "model", "expected an object");
     TSR_TRY(tsr_tokenizer_type(&type, t, model, "model"));
     if (strcmp(type, "BPE"))
-        return tsr_tokenizer_refuse(t, "model.type", "\"%s\" is not supported: only BPE is", type);
+        return tsr_tokenizer_refuse(t, "model.type",
+                                    "\"%s\" is not supported, only BPE is; choose a model that has "
+                                    "such a tokenizer (docs/models.md)",
+                                    type);
     TSR_TRY(tsr_tokenizer_known(t, model, "model",
                                 " type dropout unk_token continuing_subword_prefix "
                                 "end_of_word_suffix fuse_unk byte_fallback ignore_merges vocab "

@@ -260,7 +260,7 @@ static void test_broken(void **state)
         const char *const words[MOST_WORDS];
     } lines[] = {
         {START "nonsense\n", {"metrics.jsonl:2"}},
-        {START STEP(1, 2, 1) "{\"loss\": 3}\n", {"metrics.jsonl:3", "no \"step\""}},
+        {START STEP(1, 2, 1) "{\"loss\": 3}\n", {"metrics.jsonl:3", "\"event\" or \"step\""}},
         {"[1]\n", {"metrics.jsonl:1"}},
     };
     char *text;

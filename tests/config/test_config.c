@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/log.h"
+#include "base/near.h"
 #include "base/text.h"
 #include "config/config.h"
 #include "config/config_number.h"
@@ -580,11 +581,11 @@ static void test_table(void **state)
 static void test_distance(void **state)
 {
     (void)state;
-    assert_int_equal(tsr_keys_distance("abc", "abc", 3), 0);
-    assert_int_equal(tsr_keys_distance("abc", "acb", 3), 1);
-    assert_int_equal(tsr_keys_distance("kitten", "sitting", 5), 3);
-    assert_int_equal(tsr_keys_distance("", "abc", 5), 3);
-    assert_int_equal(tsr_keys_distance("abc", "wxyz", 2), 3);
+    assert_int_equal(tsr_near_distance("abc", "abc", 3), 0);
+    assert_int_equal(tsr_near_distance("abc", "acb", 3), 1);
+    assert_int_equal(tsr_near_distance("kitten", "sitting", 5), 3);
+    assert_int_equal(tsr_near_distance("", "abc", 5), 3);
+    assert_int_equal(tsr_near_distance("abc", "wxyz", 2), 3);
 
     /* Whatever the limit: the same, or beyond it. */
     static const char *const near[] = {"learning_rate", "laerning_rate", "elarnnig_rtae", "rate",
@@ -592,9 +593,9 @@ static void test_distance(void **state)
     for (size_t i = 0; i < sizeof near / sizeof *near; i++)
         for (int k = 0, all; k < tsr_keys_count(); k++) {
             const char *key = tsr_keys_at(k)->name;
-            all = tsr_keys_distance(near[i], key, 64);
+            all = tsr_near_distance(near[i], key, 64);
             for (int limit = 0; limit < 12; limit++)
-                assert_int_equal(tsr_keys_distance(near[i], key, limit),
+                assert_int_equal(tsr_near_distance(near[i], key, limit),
                                  all <= limit ? all : limit + 1);
         }
     assert_null(tsr_keys_nearest("zzzzzzzz"));

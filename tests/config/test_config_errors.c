@@ -81,7 +81,7 @@ static const wrong table[] = {
     {"lora_alpha: 0", NULL, {"lora_alpha: found '0'", "above 0"}},
     {"adam_epsilon: 0", NULL, {"adam_epsilon: found '0'", "from 1e-45"}},
     {"adam_epsilon: 1e-50", NULL, {"adam_epsilon: found '1e-50'", "from 1e-45"}},
-    {"lora_dropout: 1", NULL, {"lora_dropout: found '1'", "to below 1"}},
+    {"lora_dropout: 1", NULL, {"lora_dropout: found '1'", "to less than 1"}},
     {"lora_dropout: -0.1", NULL, {"lora_dropout: found '-0.1'"}},
     {"learning_rate: 1e999", NULL, {"learning_rate: found '1e999'"}},
     {"slots: 1", NULL, {"slots: found '1'", "from 2"}},
@@ -232,9 +232,13 @@ static const wrong table[] = {
     /* YAML itself */
     {"lora_r: 8\nlora_r: 9", NULL, {"job.yaml:5: lora_r: appears twice", "line 4 and line 5"}},
     {"a: [1, 2", NULL, {"job.yaml:", "not YAML"}},
-    {"a: b: c", NULL, {"job.yaml:4:5", "not YAML"}},
-    {"\ttab: 1", NULL, {"job.yaml:4:1", "not YAML"}},
-    {"x: \xff", NULL, {"job.yaml:4:4", "not YAML", "UTF-8"}},
+    {"a: b: c", NULL, {"job.yaml:4:5", "not YAML", "is quoted"}},
+    {"seed:2\nlora_r: 8",
+     NULL,
+     {"job.yaml:4:1: not YAML", "a key is followed by a colon and a space"}},
+    {"\ttab: 1", NULL, {"job.yaml:4:1", "not YAML", "indent with spaces"}},
+    {"{\"text\": \"a\"}\n{}", NULL, {"not YAML", "expected"}},
+    {"x: \xff", NULL, {"job.yaml:4:4", "not YAML", "expected a job.yaml in UTF-8"}},
     {"? [a, b]\n: c", NULL, {"job.yaml:4", "a key is a list"}},
     {"rank_pattern: {a: {b: {c: {d: 1}}}}", NULL, {"rank_pattern: found a map"}},
     {"dataset: [[[[[[[[[[[[[[[[d]]]]]]]]]]]]]]]]", NULL, {"nested too deep"}},
@@ -391,7 +395,7 @@ static void test_files(void **state)
     tsr_config config;
     tsr_config_source source = {.path = TSR_SOURCE_DIR "/no/such/job.yaml"};
     assert_int_equal(tsr_config_load(&config, &source), TSR_ECONFIG);
-    expect(tsr_last_error(), "no/such/job.yaml: cannot be opened: No such file", "");
+    expect(tsr_last_error(), "no/such/job.yaml: No such file", "");
     source.path = TSR_SOURCE_DIR;
     assert_int_equal(tsr_config_load(&config, &source), TSR_ECONFIG);
     expect(tsr_last_error(), "directory", "");

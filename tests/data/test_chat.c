@@ -167,11 +167,13 @@ static void test_broken_rows(void **state)
         {"[]", {"empty"}},
         {"[1]", {"messages[0]", "not an object"}},
         {"[" USER("a") ",{\"content\":\"b\"}]", {"messages[1]", "\"role\" is missing"}},
-        {"[{\"role\":3,\"content\":\"b\"}]", {"messages[0]", "\"role\" is not a string"}},
+        {"[{\"role\":3,\"content\":\"b\"}]",
+         {"messages[0]", "\"role\" is an integer, expected a string"}},
         {"[{\"role\":\"user\"}]", {"messages[0]", "\"content\" is missing"}},
         {"[" USER("a") ",{\"role\":\"assistant\",\"content\":[\"b\"]}]",
-         {"messages[1]", "\"content\" is not a string"}},
-        {"[{\"role\":\"assistant\",\"content\":null}]", {"messages[0]", "not a string"}},
+         {"messages[1]", "\"content\" is a list, expected a string"}},
+        {"[{\"role\":\"assistant\",\"content\":null}]",
+         {"messages[0]", "is null, expected a string"}},
         {"[" USER("a") "," SAYS("wizard", "b", "\"x\":1") "]",
          {"messages[1]: \"role\" is \"wizard\", expected system, user, assistant or tool",
           "gpt, "}},
@@ -213,7 +215,7 @@ static void test_no_template(void **state)
     char *json = golden_file("examples/tiny-llama/tokenizer.json", &bytes);
     assert_int_equal(tsr_tokenizer_parse(&bare, "bare", json, bytes, NULL, 0), TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, bare, NULL), TSR_ECONFIG);
-    assert_non_null(strstr(tsr_last_error(), "chat_template, which is a name"));
+    assert_non_null(strstr(tsr_last_error(), "add a name, such as chat_template: chatml"));
     tsr_tokenizer_destroy(bare);
     /* In tokenizer_config.json, plain or as a list of named ones; bos_token as an object. */
     const char *configs[] = {

@@ -431,7 +431,7 @@ static void test_choice(void **state)
         {NULL, "<|begin_of_text|><|start", "the model has no chat template"},
         {"tokenizer_default", "<|begin_of_text|><|start", "the model has no chat template"},
         {"tokenizer_default_fallback_chatml", "<|start", NULL},
-        {"chatlm", NULL, "found 'chatlm', which is no file and no name"},
+        {"chatlm", NULL, "which is no file and no name of a template; did you mean chatml?"},
         {"no/such.jinja", NULL, "found 'no/such.jinja'"},
     };
     tsr_tokenizer *bare;

@@ -267,15 +267,15 @@ static void truncation(void **state)
     data = load(text, (tsr_dataset_options){.max_length = 6});
     assert_int_equal(tsr_dataset_stats_of(data)->truncated, 0);
     tsr_dataset_destroy(data);
-    check_error("too long", load_with(&data, text, (tsr_dataset_options){.max_length = 5}),
-                TSR_EDATA,
-                (const char *[MOST_WORDS]){"rows.jsonl:1:", "6 tokens, max_length is 5",
-                                           "raise max_length to 6", "2 more bad rows"});
+    check_error(
+        "too long", load_with(&data, text, (tsr_dataset_options){.max_length = 5}), TSR_EDATA,
+        (const char *[MOST_WORDS]){"rows.jsonl:1:", "6 tokens, max_length is 5",
+                                   "raise max_length (this row needs 6)", "2 more bad rows"});
     check_error("the longest",
                 load_with(&data, "{\"input_ids\":[1,2,3]}\n{\"input_ids\":[1,2,3,4,5]}\n",
                           (tsr_dataset_options){.max_length = 2}),
                 TSR_EDATA,
-                (const char *[MOST_WORDS]){"rows.jsonl:1:", "raise max_length to 3",
+                (const char *[MOST_WORDS]){"rows.jsonl:1:", "raise max_length (this row needs 3)",
                                            "rows.jsonl:2; the longest row has 5 tokens"});
 }
 
@@ -387,7 +387,8 @@ static const struct {
     {"{\"input_ids\":[1,2]}\n{\"input_ids\" [1]}\n", {"rows.jsonl:2:", "not valid JSON"}},
     {"{\"input_ids\":[1,2]} {\"input_ids\":[1,2]}", {"rows.jsonl:1:", "end of file expected"}},
     {"{\"input_ids\":[1,2],\"input_ids\":[3]}", {"rows.jsonl:1:", "duplicate object key"}},
-    {"{\"input_ids\":[1,2],\"a\":\"\xff\"}", {"rows.jsonl:1:", "not valid UTF-8"}},
+    {"{\"input_ids\":[1,2],\"a\":\"\xff\"}",
+     {"rows.jsonl:1:", "not valid UTF-8", "write the file in UTF-8"}},
     {"[\n{\"input_ids\":[1,2]}\n", {"rows.jsonl: row 1: ", "ends inside the array"}},
     {"{\"input_ids\":[1,2]}\n[{}]", {"rows.jsonl:2: ", "a list", "expected an object", "jq"}},
     {"{\n  \"input_ids\": [1,2]\n}", {"rows.jsonl:1:", "an object over several lines", "jq -c ."}},

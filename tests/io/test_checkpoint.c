@@ -169,7 +169,8 @@ static const struct {
     {"not safetensors", "{\"weight_map\":{\"a\":\"1.bin\"}}", {INDEX, "'a'", "1.bin"}},
     {"shard missing",
      "{\"weight_map\":{\"a\":\"9.safetensors\"}}",
-     {"9.safetensors", "No such file"}},
+     {"9.safetensors: it is missing, and model.safetensors.index.json lists it",
+      "the download is not complete"}},
     {"tensor not in the shard",
      "{\"weight_map\":{\"b\":\"1.safetensors\"}}",
      {INDEX, "'b'", "'1.safetensors'", "does not have it"}},
@@ -198,8 +199,9 @@ static void test_broken_indexes(void **state)
 static void test_directories(void **state)
 {
     tsr_checkpoint *checkpoint = NULL;
-    check_error("empty", tsr_checkpoint_open(&checkpoint, *state), TSR_EDATA,
-                (const char *const[MOST_WORDS]){"neither model.safetensors nor", INDEX});
+    check_error(
+        "empty", tsr_checkpoint_open(&checkpoint, *state), TSR_EDATA,
+        (const char *const[MOST_WORDS]){"neither model.safetensors nor", INDEX, "download them"});
     write_text(scratch_path("pytorch_model.bin"), "");
     check_error("pickle", tsr_checkpoint_open(&checkpoint, *state), TSR_EDATA,
                 (const char *const[MOST_WORDS]){"pytorch_model.bin", "save_pretrained"});

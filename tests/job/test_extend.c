@@ -101,8 +101,7 @@ static void test_shorter(void **state)
     job_run_in(&result, 2, config_text(GOES_ON, "max_steps: 1\n"), "shorter", NULL);
     assert_int_equal(result.status, TSR_ECONFIG);
     if (!strstr(result.message, "max_steps: this run ends at step 1, the one of ") ||
-        !strstr(result.message,
-                "checkpoint-2 at 2: a run that goes on can become longer, not shorter"))
+        !strstr(result.message, "checkpoint-2 at 2: a resumed run may become longer, not shorter"))
         fail_msg("%s", result.message);
 }
 

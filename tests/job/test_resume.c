@@ -481,8 +481,7 @@ static void test_other_job(void **state)
                       (const char *const[]){
                           "base_compute: found fp8, the checkpoint was made with dtype", NULL});
     snprintf(other, sizeof other, "lora_r: 4\ndataset: %s\n", scratch_path("eval.jsonl"));
-    check_refused(other, 3, TSR_ECONFIG,
-                  (const char *const[]){"a dataset of another content", NULL});
+    check_refused(other, 3, TSR_ECONFIG, (const char *const[]){"a dataset of other content", NULL});
     /* Another use of memory is no other job. */
     run(&result, job_ranks(2), resuming("lora_r: 4\noffload: sharded\nlogging_steps: 3\n"),
         "refused", NULL);
@@ -550,13 +549,13 @@ static void test_other_weights(void **state)
     run(&result, job_ranks(2), config_text(""), "refused", &stop);
     job_result_free(&result);
     check_refused(other, 1, TSR_ECONFIG,
-                  (const char *const[]){"a model (model_name_or_path) of another content", NULL});
+                  (const char *const[]){"a model (model_name_or_path) of other content", NULL});
     forget_weights("refused", 2);
     run(&result, 1, resuming(same), "refused", &stop);
     assert_int_equal(result.resumed, 2);
     job_result_free(&result);
     check_refused(other, 1, TSR_ECONFIG,
-                  (const char *const[]){"a model (model_name_or_path) of another content", NULL});
+                  (const char *const[]){"a model (model_name_or_path) of other content", NULL});
     run(&result, 1, resuming(same), "refused", NULL);
     job_result_free(&result);
 }

@@ -610,7 +610,7 @@ static void a_failing_callback_ends_the_job(void **state)
         run_ranks(ranks, calls[k]);
         for (int i = 0; i < LIBRARY_RANKS; i++) {
             assert_int_equal(tsr_job_exit_code(ranks[i].result.status), 71);
-            if (!strstr(ranks[i].message, "all-gather"))
+            if (!strstr(ranks[i].message, "all_gather"))
                 fail_msg("rank %d: %s", i, ranks[i].message);
         }
     }

@@ -288,16 +288,16 @@ static const way ways[] = {
      .expected = "bad.jinja"},
     {"a trace in no directory", "trace=../nowhere/a.json", 1, .code = 78, .expected = "nowhere"},
     {"too little memory", "memory_budget=1MiB", 1, .code = 78, .expected = "memory_budget"},
-    {"no meeting at first", "", THREE, .fail_at = 1, .code = 71, .expected = "all-gather"},
-    {"no meeting for the board", "", THREE, .fail_at = 4, .code = 71, .expected = "all-gather"},
+    {"no meeting at first", "", THREE, .fail_at = 1, .code = 71, .expected = "all_gather"},
+    {"no meeting for the board", "", THREE, .fail_at = 4, .code = 71, .expected = "all_gather"},
     /* while it starts */
     {"a shard cut short", "model_name_or_path=../bad-model", 1, .code = 65, .expected = "00004"},
     {"a broken adapter", "init_adapter=../bad", 1, .code = 65, .expected = "adapter_config"},
     {"a broken checkpoint", "overwrite_output_dir=false resume_from_checkpoint=../bad", 1,
      .code = 65, .expected = "manifest"},
-    {"no meeting while it reads", "", THREE, .fail_at = 40, .code = 71, .expected = "all-gather"},
+    {"no meeting while it reads", "", THREE, .fail_at = 40, .code = 71, .expected = "all_gather"},
     /* in a step */
-    {"no meeting in a step", "", THREE, .fail_at = 400, .code = 71, .expected = "all-gather"},
+    {"no meeting in a step", "", THREE, .fail_at = 400, .code = 71, .expected = "all_gather"},
     {"a rank that stays away", "", THREE, .deserter = 1, .code = 71, .expected = "rank 2"},
 };
 

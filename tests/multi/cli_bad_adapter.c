@@ -122,7 +122,7 @@ const cli_bad_case cli_bad_adapter[] = {
      NULL,
      "memory_budget=1MiB",
      78,
-     {"memory_budget allows", "Smallest change"},
+     {"memory_budget allows", "smallest change that fits: "},
      .command = "plan job.yaml --ranks 4"},
 };
 const size_t cli_bad_adapter_count = sizeof cli_bad_adapter / sizeof *cli_bad_adapter;

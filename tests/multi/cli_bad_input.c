@@ -34,7 +34,8 @@ static void check(const cli_bad_case *c, const cli_output *o, const char *before
     if (o->code != c->code)
         cli_fail("exit code %d, expected %d\n%s", o->code, c->code, o->err);
     check_message(c, o);
-    if (o->out[0])
+    if (o->out[0] &&
+        strncmp(o->out, "too big ", 8) != 0) /* the screen of a plan that does not fit */
         cli_fail("standard output has %s", o->out);
     if (strcmp(before, after) != 0)
         cli_fail("the files were\n%sand are\n%s", before, after);

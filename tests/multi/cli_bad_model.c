@@ -59,6 +59,8 @@ BREAK(index_bad_json, cli_cut(INDEX, 1000))
 BREAK(index_names_no_file, cli_edit(INDEX, "model-00004-of-00004", "model-00005-of-00004"))
 BREAK(index_leaves, cli_edit(INDEX, "model-00004-of-00004", "../model-00004-of-00004"))
 BREAK(index_misses_tensor, cli_edit(INDEX, "\"model.norm.weight\"", "\"model.norm.wait\""))
+BREAK(gguf, cli_remove("model/config.json"); cli_write("model/model-q4.gguf", "GGUF"))
+BREAK(adapter, cli_remove("model/config.json"); cli_write("model/adapter_config.json", "{}"))
 BREAK(no_weights, cli_remove(INDEX))
 BREAK(pickle, cli_remove(INDEX); cli_write("model/pytorch_model.bin", "PK"))
 BREAK(prequantized_fp4, cli_edit("model/config.json", "\"nf4\"", "\"fp4\""))
@@ -149,6 +151,12 @@ const cli_bad_case cli_bad_model[] = {
      "model_name_or_path=data.jsonl",
      65,
      {"model_name_or_path: data.jsonl is a file"}},
+    {"gguf", gguf, NULL, 65, {"model holds GGUF files, which are not read", "original model"}},
+    {"adapter_as_model",
+     adapter,
+     NULL,
+     65,
+     {"model holds an adapter and no model", "init_adapter: model"}},
     {"no_config", no_config, NULL, 65, {"model holds no config.json", "Hugging Face"}},
     {"bad_config", bad_config, NULL, 65, {"config.json"}},
     {"other_model", other_model, NULL, 65, {"gpt2"}},

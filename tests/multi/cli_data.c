@@ -135,7 +135,8 @@ static void readme(void)
     cli_run(&output, 1, NULL, "train job.yaml chat_template=null output_dir=other");
     if (output.code != 78)
         cli_fail("without chat_template: exit code %d", output.code);
-    expect(output.err, "the model has no chat template");
+    expect(output.err, "job.yaml:1: chat_template: the model has no chat template");
+    expect(output.err, "chat_template: chatml");
     cli_output_free(&output);
     free(text);
     cli_case_end();

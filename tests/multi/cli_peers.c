@@ -102,7 +102,7 @@ static void never_meets(void)
     cli_case_begin(CLI_TINY_LLAMA);
     cli_run(&output, RANKS, "if [ $RANK = 1 ]; then exec \"$1\" bystander; fi; exec \"$@\"",
             "stop -1");
-    if (output.code != 71 || !strstr(output.err, " has waited 3 s for rank 1 to come"))
+    if (output.code != 71 || !strstr(output.err, " has waited 3 s for rank 1 after MPI started"))
         cli_fail("exit code %d\n%s", output.code, output.err);
     if (output.seconds > DEADLINE + 5)
         cli_fail("ended after %.1f s", output.seconds);

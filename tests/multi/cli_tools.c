@@ -104,7 +104,7 @@ static void check_merge(void)
     free(run_ok("quantize job.yaml output_dir=nf4"));
     cli_run(&output, 1, NULL, "merge job.yaml model_name_or_path=nf4 " WITH " output_dir=merged4");
     if (output.code != 0 || cli_count(output.err, "warning: ") != 1 ||
-        !strstr(output.err, "give the directory of the model that was quantized"))
+        !strstr(output.err, "name the model that was quantized"))
         cli_fail("a 4-bit base: exit code %d\n%s", output.code, output.err);
     cli_output_free(&output);
     apart = eval_loss(WITH);

@@ -154,7 +154,7 @@ static void test_errors(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_int_equal(tsr_metrics_create(&metrics, folder, NAME, true), TSR_EIO);
-    assert_non_null(strstr(tsr_last_error(), NAME " is no file"));
+    assert_non_null(strstr(tsr_last_error(), NAME " is not a file of its own"));
     assert_int_equal(unlink(path), 0);
 }
 

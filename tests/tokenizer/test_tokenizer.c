@@ -428,6 +428,8 @@ static void test_refused(void **state)
     assert_int_equal(tsr_tokenizer_open(&t, TSR_SOURCE_DIR "/no/such/model", false), TSR_EDATA);
     assert_non_null(strstr(tsr_last_error(), "tokenizer.json"));
     scratch_make();
+    check_error("no tokenizer", tsr_tokenizer_open(&t, scratch_path("."), false), TSR_EDATA,
+                (const char *[MOST_WORDS]){"tokenizer.json: it is missing; download"});
     write_text(scratch_path("tokenizer.model"), "");
     check_error("no tokenizer.json", tsr_tokenizer_open(&t, scratch_path("."), false), TSR_EDATA,
                 (const char *[MOST_WORDS]){"tokenizer.json: it is missing", "tokenizer.model",

@@ -38,12 +38,11 @@ static tsr_status read_arch(tsr_model_config *out, const json_t *root, const cha
     TSR_TRY(tsr_arch_find(&out->arch, name, place));
     if (out->composite)
         return TSR_OK;
-    return out->arch->architecture
-               ? tsr_model_config_class(root, out->arch->architecture, place)
-               : tsr_fail(TSR_EDATA,
-                          "%s: model_type '%s' is that of a text_config, expected the config.json "
-                          "around it",
-                          place, name);
+    return out->arch->architecture ? tsr_model_config_class(root, out->arch->architecture, place)
+                                   : tsr_fail(TSR_EDATA,
+                                              "%s: model_type '%s' is that of a text_config alone; "
+                                              "expected the config.json of the whole model",
+                                              place, name);
 }
 
 tsr_status tsr_model_config_size(uint64_t *out, const json_t *root, const char *key, int64_t most,
