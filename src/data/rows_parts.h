@@ -30,6 +30,10 @@ tsr_status tsr_row_read_prompt_completion(tsr_row *row, const json_t *object,
 tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
                                      const tsr_dataset_options *options, const char *place);
 
+/* rows_messages.c: the messages of a row as data/chat.h takes them; the caller owns *out. TSR_EDATA: a content has parts
+ * that are no text. */
+tsr_status tsr_row_prepare_messages(json_t **out, const json_t *messages, const char *place);
+
 /* Room for so many tokens and documents, which are the row's from now on. */
 tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents);
 
