@@ -43,6 +43,7 @@ static const tsr_key_word format_words[] = {
     {"sharegpt", TSR_CONFIG_FORMAT_SHAREGPT, NULL},
     {"alpaca", TSR_CONFIG_FORMAT_ALPACA, NULL},
     {"prompt_completion", TSR_CONFIG_FORMAT_PROMPT_COMPLETION, NULL},
+    {"input_output", TSR_CONFIG_FORMAT_INPUT_OUTPUT, NULL},
     {"text", TSR_CONFIG_FORMAT_TEXT, NULL},
     END,
 };

@@ -45,6 +45,7 @@ static const struct {
     {TSR_DATA_SHAREGPT, "sharegpt"},
     {TSR_DATA_ALPACA, "alpaca"},
     {TSR_DATA_PROMPT_COMPLETION, "prompt_completion"},
+    {TSR_DATA_INPUT_OUTPUT, "input_output"},
     {TSR_DATA_TEXT, "text"},
 };
 
@@ -181,7 +182,8 @@ static tsr_status append(tsr_dataset *data, const tsr_tokenized *row)
 /* What is trained must be something that the rows have. */
 static tsr_status check_loss(tsr_data_format format, const tsr_dataset_options *options)
 {
-    bool pairs = format == TSR_DATA_PROMPT_COMPLETION || format == TSR_DATA_ALPACA;
+    bool pairs = format == TSR_DATA_PROMPT_COMPLETION || format == TSR_DATA_ALPACA ||
+                 format == TSR_DATA_INPUT_OUTPUT;
     bool chats = format == TSR_DATA_MESSAGES || format == TSR_DATA_SHAREGPT ||
                  format == TSR_DATA_PROMPT_COMPLETION;
     if (options->assistant_only == TSR_LOSS_YES && !chats)

@@ -4,9 +4,9 @@
  *
  * Formats   messages {messages}, sharegpt {conversations: [{from, value}]}, prompt_completion
  *           {prompt, completion} (two strings, or two lists of messages), alpaca {instruction,
- *           input, output}, text {text}, pretokenized {input_ids, labels, seq_lengths}. Chats go
+ *           input, output}, input_output {segments: [{label, text}]}, text {text}, pretokenized {input_ids, labels, seq_lengths}. Chats go
  *           through data/chat.h, plain text is tokenised with the special tokens that the tokenizer
- *           adds and ends with the end of sequence token. docs/data.md has them all.
+ *           adds and ends with the end of sequence token, segments as they are. docs/data.md has them all.
  * Labels    Hugging Face's: not shifted, -100 is ignored. The first token of a document is never a
  *           label: the loader writes -100 there, so the labels of a sample count what is trained.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without

@@ -51,6 +51,7 @@ static const struct {
     {TSR_DATA_SHAREGPT, {"conversations"}},
     {TSR_DATA_ALPACA, {"instruction", "output"}},
     {TSR_DATA_PROMPT_COMPLETION, {"prompt", "completion"}},
+    {TSR_DATA_INPUT_OUTPUT, {"segments"}},
     {TSR_DATA_TEXT, {NULL}},
 };
 
@@ -189,6 +190,7 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
                                              [TSR_DATA_ALPACA] = tsr_row_read_alpaca,
                                              [TSR_DATA_PROMPT_COMPLETION] =
                                                  tsr_row_read_prompt_completion,
+                                             [TSR_DATA_INPUT_OUTPUT] = tsr_row_read_input_output,
                                              [TSR_DATA_TEXT] = tsr_row_read_text,
                                              [TSR_DATA_PRETOKENIZED] = tsr_row_read_pretokenized};
     const char *const text_field[] = {tsr_row_text_field(options), NULL};

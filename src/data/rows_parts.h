@@ -26,6 +26,9 @@ tsr_status tsr_row_read_alpaca(tsr_row *row, const json_t *object,
                                const tsr_dataset_options *options, const char *place);
 tsr_status tsr_row_read_prompt_completion(tsr_row *row, const json_t *object,
                                           const tsr_dataset_options *options, const char *place);
+/* rows_segments.c */
+tsr_status tsr_row_read_input_output(tsr_row *row, const json_t *object,
+                                     const tsr_dataset_options *options, const char *place);
 /* rows_ids.c */
 tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
                                      const tsr_dataset_options *options, const char *place);

@@ -234,6 +234,7 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
         [TSR_CONFIG_FORMAT_SHAREGPT] = TSR_DATA_SHAREGPT,
         [TSR_CONFIG_FORMAT_ALPACA] = TSR_DATA_ALPACA,
         [TSR_CONFIG_FORMAT_PROMPT_COMPLETION] = TSR_DATA_PROMPT_COMPLETION,
+        [TSR_CONFIG_FORMAT_INPUT_OUTPUT] = TSR_DATA_INPUT_OUTPUT,
         [TSR_CONFIG_FORMAT_TEXT] = TSR_DATA_TEXT,
         [TSR_CONFIG_FORMAT_PRETOKENIZED] = TSR_DATA_PRETOKENIZED};
     static const tsr_truncation truncations[] = {[TSR_CONFIG_TRUNCATION_ERROR] = TSR_TRUNCATE_ERROR,
@@ -266,7 +267,8 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
         TSR_TRY(find_chat(&options.chat, inputs, template));
     } else if (options.format != TSR_DATA_PRETOKENIZED) {
         TSR_TRY(open_tokenizer(inputs));
-        TSR_TRY(find_eos(&options.eos_id, inputs));
+        if (options.format != TSR_DATA_INPUT_OUTPUT) /* which ends as its text does */
+            TSR_TRY(find_eos(&options.eos_id, inputs));
         options.tokenizer = inputs->tokenizer;
     }
     return tsr_dataset_load(out, &options);
