@@ -194,6 +194,8 @@ typedef struct {
     tsr_config_choice eval_packing; /* never AUTO after loading: `packing` */
     tsr_config_choice assistant_only_loss, completion_only_loss; /* NO with train_on_inputs */
     bool train_on_inputs;
+    const char *response_template; /* NULL: none */
+    const char *default_system;    /* NULL: none */
     bool shuffle, group_by_length;
     int64_t data_seed;         /* after loading: `seed` unless given */
     const char *chat_template; /* a name or a file; NULL: the model's own */

@@ -196,6 +196,12 @@ static tsr_status check_loss(tsr_data_format format, const tsr_dataset_options *
                         "%s: completion_only_loss: true needs rows with prompt and completion, but "
                         "the format of %s is %s; leave the key out",
                         tsr_dataset_key(options), options->files[0], tsr_data_format_name(format));
+    bool texts = format != TSR_DATA_PRETOKENIZED && format != TSR_DATA_INPUT_OUTPUT;
+    if (options->response_template && !texts)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: response_template is looked for in the text of a row, but the format "
+                        "of %s is %s, whose rows say what is trained; leave the key out",
+                        tsr_dataset_key(options), options->files[0], tsr_data_format_name(format));
     return TSR_OK;
 }
 

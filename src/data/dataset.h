@@ -61,7 +61,10 @@ typedef struct {
     int32_t eos_id;                  /* and so is the token that ends it */
     tsr_loss_choice assistant_only;  /* of conversations, the assistant's turns */
     tsr_loss_choice completion_only; /* of prompt_completion and alpaca, the completion */
-    int64_t max_length;              /* tokens of a sample; 0: no limit */
+    const char *default_system;      /* of chats without a system turn; NULL: they have none */
+    const char *
+        response_template; /* what follows its last place in a row's text is trained, and no more; NULL: as above */
+    int64_t max_length; /* tokens of a sample; 0: no limit */
     tsr_truncation truncation;
     int64_t vocab_size; /* ids must be below it; 0: not checked */
     int64_t skip_rows;  /* the first rows of the files, which are not even looked at */

@@ -121,6 +121,21 @@ static tsr_status check_keys(const json_t *object, tsr_data_format format,
                     found != TSR_DATA_AUTO ? "); one data set has one format" : "");
 }
 
+bool tsr_row_find_response(size_t *end, tsr_row *row, const tsr_text *text,
+                           const tsr_dataset_options *options)
+{
+    const char *marker = options->response_template, *from = tsr_text_string(text), *at;
+    size_t bytes = strlen(marker);
+    bool found = false;
+    for (const char *stop = from + text->length;
+         (at = memmem(from, (size_t)(stop - from), marker, bytes)); from = at + 1) {
+        *end = (size_t)(at - tsr_text_string(text)) + bytes;
+        found = true;
+    }
+    row->findings |= (unsigned)!found << TSR_FINDING_UNMARKED;
+    return found;
+}
+
 #define MOST_KEYS_BYTES 200 /* of their names together, and of a row's but for the last */
 
 static void remember_key(tsr_text *keys, const char *key)

@@ -8,16 +8,30 @@
 #include <string.h>
 #include <strings.h>
 
+/* What is trained of the row whose tokens are known, by response_template. */
+static void train_response(tsr_row *row, const tsr_dataset_options *options)
+{
+    tsr_chat_row *chat = &row->chat;
+    size_t end;
+    bool found = tsr_row_find_response(&end, row, &chat->text, options);
+    for (size_t i = 0; i < chat->tokens.count; i++)
+        if (!found || chat->tokens.spans[i].begin < end)
+            chat->mask[i] = 0;
+}
+
 /* One list of messages through the template; the first prompt_count are not trained. */
 static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *tools,
                          size_t prompt_count, const tsr_dataset_options *options, const char *place)
 {
     json_auto_t *prepared = NULL;
+    size_t added;
+    bool marked = options->response_template;
     for (size_t i = 0; i < json_array_size(messages); i++)
         tsr_row_note_keys(row, json_array_get(messages, i), tsr_chat_training_keys);
-    TSR_TRY(tsr_row_prepare_messages(&prepared, messages, place));
+    TSR_TRY(tsr_row_prepare_messages(&prepared, &added, messages, options->default_system, place));
+    prompt_count = prompt_count && !marked ? prompt_count + added : 0;
     tsr_status status = tsr_chat_encode(&row->chat, options->chat, prepared, tools, prompt_count,
-                                        options->assistant_only != TSR_LOSS_NO);
+                                        !marked && options->assistant_only != TSR_LOSS_NO);
     if (status < 0)
         return tsr_fail(status, "%s: %s", place, tsr_last_error());
     size_t count = row->chat.tokens.count;
@@ -25,6 +39,8 @@ static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *too
         return tsr_fail(TSR_EDATA, "%s: the chat has no token", place);
     if (count > INT32_MAX)
         return tsr_fail(TSR_EDATA, "%s: %zu tokens are more than 2^31 - 1", place, count);
+    if (marked)
+        train_response(row, options);
     TSR_TRY(tsr_row_reserve(row, count, 1));
     row->lengths[0] = (int32_t)count;
     for (size_t i = 0; i < count; i++) {

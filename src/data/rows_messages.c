@@ -1,6 +1,6 @@
 /*
  * rows_messages.c: the messages of a row as data/chat.h takes them: contents that are lists of parts, as OpenAI's, are
- * one text.
+ * one text, and a chat without a system turn gets the default one.
  */
 #include "data/rows_parts.h"
 #include "io/json.h"
@@ -69,10 +69,29 @@ static tsr_status add_messages(json_t *list, const json_t *messages, const char 
     return TSR_OK;
 }
 
-tsr_status tsr_row_prepare_messages(json_t **out, const json_t *messages, const char *place)
+static bool has_system(const json_t *messages)
+{
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        const char *word = json_string_value(json_object_get(json_array_get(messages, i), "role"));
+        const char *role = word ? tsr_chat_standard_role(word) : NULL;
+        if (role && !strcmp(role, "system"))
+            return true;
+    }
+    return false;
+}
+
+tsr_status tsr_row_prepare_messages(json_t **out, size_t *added, const json_t *messages,
+                                    const char *default_system, const char *place)
 {
     json_t *list = json_array();
-    tsr_status status = list ? add_messages(list, messages, place) : out_of_memory();
+    tsr_status status = list ? TSR_OK : out_of_memory();
+    *added = default_system && !has_system(messages);
+    if (*added && status == TSR_OK &&
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s}", "role", "system", "content", default_system)))
+        status = out_of_memory();
+    if (status == TSR_OK)
+        status = add_messages(list, messages, place);
     if (status < 0)
         json_decref(list);
     else

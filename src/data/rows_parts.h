@@ -33,9 +33,10 @@ tsr_status tsr_row_read_input_output(tsr_row *row, const json_t *object,
 tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
                                      const tsr_dataset_options *options, const char *place);
 
-/* rows_messages.c: the messages of a row as data/chat.h takes them; the caller owns *out. TSR_EDATA: a content has parts
- * that are no text. */
-tsr_status tsr_row_prepare_messages(json_t **out, const json_t *messages, const char *place);
+/* rows_messages.c: the messages of a row as data/chat.h takes them; the caller owns *out. *added: how many there are before
+ * those of the row. TSR_EDATA: a content has parts that are no text. */
+tsr_status tsr_row_prepare_messages(json_t **out, size_t *added, const json_t *messages,
+                                    const char *default_system, const char *place);
 
 /* Room for so many tokens and documents, which are the row's from now on. */
 tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents);
@@ -43,6 +44,10 @@ tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents);
 /* Notes the keys of a row or of a message that seem to say what is trained; `read` are those that do, NULL at
  * the end. */
 void tsr_row_note_keys(tsr_row *row, const json_t *object, const char *const *read);
+
+/* Where the last response_template in a text ends; false, with its finding: it has none. */
+bool tsr_row_find_response(size_t *end, tsr_row *row, const tsr_text *text,
+                           const tsr_dataset_options *options);
 
 /* The key of text rows. */
 const char *tsr_row_text_field(const tsr_dataset_options *options);

@@ -255,6 +255,7 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
     options.columns = name_columns(&names, set, &options.format);
     options.assistant_only = loss_choice(config->assistant_only_loss);
     options.completion_only = loss_choice(config->completion_only_loss);
+    options.response_template = config->response_template;
     options.max_length = config->max_length;
     options.truncation = truncations[config->truncation];
     options.vocab_size = (int64_t)inputs->model.vocab_size;
@@ -265,6 +266,7 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
     if (is_chat) {
         const char *template = set->chat_template ? set->chat_template : config->chat_template;
         TSR_TRY(find_chat(&options.chat, inputs, template));
+        options.default_system = config->default_system;
     } else if (options.format != TSR_DATA_PRETOKENIZED) {
         TSR_TRY(open_tokenizer(inputs));
         if (options.format != TSR_DATA_INPUT_OUTPUT) /* which ends as its text does */

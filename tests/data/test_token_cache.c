@@ -192,6 +192,37 @@ static void again(void **state)
     check_load("tokenized before", 200);
 }
 
+/* What decides about tokens or labels makes another file, and each is found again. */
+static void options_apart(void **state)
+{
+    (void)state;
+    char path[4096];
+    const char *rows = scratch_path("rows.jsonl");
+    const tsr_dataset_options options[] = {
+        {0},
+        {.default_system = "a"},
+        {.default_system = "b"},
+        {.response_template = "It is"},
+        {.response_template = "It"},
+    };
+    write_rows(0);
+    use_folder("options");
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+            tsr_dataset_options o = options[i];
+            tsr_dataset *data;
+            o.files = &rows;
+            o.file_count = 1;
+            o.chat = chat;
+            o.cache = &place;
+            tsr_text_clear(&said);
+            assert_int_equal(tsr_dataset_load(&data, &o), TSR_OK);
+            assert_true(heard(pass ? "tokenized before" : "tokens are kept in"));
+            tsr_dataset_destroy(data);
+        }
+    assert_int_equal(count_files(path), sizeof options / sizeof *options);
+}
+
 static void changed(void **state)
 {
     (void)state;
@@ -335,9 +366,10 @@ static void no_place(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads), cmocka_unit_test(bad_rows), cmocka_unit_test(again),
-        cmocka_unit_test(changed), cmocka_unit_test(damaged),  cmocka_unit_test(linked),
-        cmocka_unit_test(racing),  cmocka_unit_test(full),     cmocka_unit_test(no_place)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(threads), cmocka_unit_test(bad_rows),
+                                       cmocka_unit_test(again),   cmocka_unit_test(options_apart),
+                                       cmocka_unit_test(changed), cmocka_unit_test(damaged),
+                                       cmocka_unit_test(linked),  cmocka_unit_test(racing),
+                                       cmocka_unit_test(full),    cmocka_unit_test(no_place)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
