@@ -196,6 +196,15 @@ static tsr_status check_loss(tsr_data_format format, const tsr_dataset_options *
                         "%s: completion_only_loss: true needs rows with prompt and completion, but "
                         "the format of %s is %s; leave the key out",
                         tsr_dataset_key(options), options->files[0], tsr_data_format_name(format));
+    bool chosen = options->training.roles || options->training.ends != TSR_CHAT_ENDS_TURN;
+    if (chosen && (options->assistant_only == TSR_LOSS_NO || options->response_template))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: roles_to_train and train_on_eot choose parts of a chat, but %s; leave "
+                        "one out",
+                        tsr_dataset_key(options),
+                        options->response_template
+                            ? "response_template says what is trained"
+                            : "assistant_only_loss: false (or train_on_inputs) trains all of it");
     bool texts = format != TSR_DATA_PRETOKENIZED && format != TSR_DATA_INPUT_OUTPUT;
     if (options->response_template && !texts)
         return tsr_fail(TSR_ECONFIG,

@@ -30,8 +30,10 @@ static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *too
         tsr_row_note_keys(row, json_array_get(messages, i), tsr_chat_training_keys);
     TSR_TRY(tsr_row_prepare_messages(&prepared, &added, messages, options->default_system, place));
     prompt_count = prompt_count && !marked ? prompt_count + added : 0;
-    tsr_status status = tsr_chat_encode(&row->chat, options->chat, prepared, tools, prompt_count,
-                                        !marked && options->assistant_only != TSR_LOSS_NO);
+    tsr_chat_training training = options->training;
+    training.assistant_only = !marked && options->assistant_only != TSR_LOSS_NO;
+    tsr_status status =
+        tsr_chat_encode(&row->chat, options->chat, prepared, tools, prompt_count, &training);
     if (status < 0)
         return tsr_fail(status, "%s: %s", place, tsr_last_error());
     size_t count = row->chat.tokens.count;

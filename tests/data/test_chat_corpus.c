@@ -4,6 +4,8 @@
 
 #define DIR "tests/golden/corpus/"
 
+static const tsr_chat_training assistants = {.assistant_only = true};
+
 static tsr_tokenizer *tokenizer;
 
 static int setup(void **state)
@@ -189,7 +191,7 @@ static void test_trained_turns(void **state)
             *p = *p == '\'' ? '"' : *p;
         json_t *messages = json_loads(text, 0, NULL);
         tsr_conversation c = {.chat = chat, .row = &row, .messages = messages};
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_OK);
         assert_int_equal(tsr_chat_see(&c.seen, chat, messages), TSR_OK);
         for (size_t k = 1, turn = 0; k < json_array_size(messages); k += 2, turn++) {
             tsr_span span;
@@ -384,7 +386,7 @@ static void test_named_turns(void **state)
         tsr_chat *chat = open_named(ends[i].name);
         tsr_chat_row row = {0};
         tsr_conversation c = {.chat = chat, .row = &row, .messages = messages};
-        if (tsr_chat_encode(&row, chat, messages, NULL, 0, true) < 0)
+        if (tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants) < 0)
             fail_msg("%s: %s", ends[i].name, tsr_last_error());
         assert_int_equal(row.findings, 0);
         assert_int_equal(tsr_chat_see(&c.seen, chat, messages), TSR_OK);
