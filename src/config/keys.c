@@ -47,6 +47,15 @@ static const tsr_key_word format_words[] = {
     {"text", TSR_CONFIG_FORMAT_TEXT, NULL},
     END,
 };
+static const tsr_key_word eot_words[] = {
+    {"turn", TSR_CONFIG_EOT_TURN, NULL},
+    {"all", TSR_CONFIG_EOT_ALL, NULL},
+    {"last", TSR_CONFIG_EOT_LAST, NULL},
+    {"none", TSR_CONFIG_EOT_NONE, NULL},
+    {"true", TSR_CONFIG_EOT_TURN, NULL},
+    {"false", TSR_CONFIG_EOT_NONE, NULL},
+    END,
+};
 static const tsr_key_word mixing_words[] = {
     {"concatenate", TSR_CONFIG_MIXING_CONCATENATE, NULL},
     {"interleave", TSR_CONFIG_MIXING_INTERLEAVE, NULL},
@@ -249,6 +258,15 @@ static const tsr_key data_keys[] = {
     {"train_on_inputs", G, TSR_KEY_BOOL, AT(train_on_inputs), .flags = TSR_KEY_RESULT,
      .initial = "false",
      .help = "train all tokens of a row: assistant_only_loss and completion_only_loss are false"},
+    {"roles_to_train", G, TSR_KEY_STRINGS, AT(roles_to_train),
+     .flags = TSR_KEY_RESULT | TSR_KEY_EMPTY_TOO, .none = "null", .initial = "null",
+     .help =
+         "roles whose turns in chats are trained; null: the assistant's; []: the turns that say "
+         "train: true"},
+    {"train_on_eot", G, TSR_KEY_WORD, AT(train_on_eot), eot_words, .flags = TSR_KEY_RESULT,
+     .initial = "turn",
+     .help = "which ends of turns (<|im_end|>, </s>) are trained: of trained turns, of all, of the "
+             "last trained one (also train_on_eos)"},
     {"response_template", G, TSR_KEY_STRING, AT(response_template),
      .flags = TSR_KEY_PATH | TSR_KEY_RESULT, .none = "null", .initial = "null",
      .help = "train what follows the last place of this text in a row, and nothing else"},
@@ -508,6 +526,8 @@ static const tsr_key set_members[] = {
     {"message_property_mappings", .type = TSR_KEY_NAMES, IN_SET(message_property_mappings),
      .words = property_words, .flags = TSR_KEY_ONE_EACH},
     {"roles", .type = TSR_KEY_NAMES, IN_SET(roles), .words = role_words},
+    {"roles_to_train", .type = TSR_KEY_STRINGS, IN_SET(roles_to_train), .flags = TSR_KEY_EMPTY_TOO},
+    {"train_on_eot", .type = TSR_KEY_WORD, IN_SET(train_on_eot), .words = eot_words},
 };
 
 const tsr_key *tsr_keys_of_set(int *count)

@@ -59,7 +59,7 @@ static const char *shape(const tsr_key *key)
     case TSR_KEY_STRING:
         return key->flags & TSR_KEY_PATH ? "a text that is not empty" : "a text";
     case TSR_KEY_STRINGS:
-        return "a file or a list of files";
+        return "a word or a list of words";
     case TSR_KEY_DATA:
         return "a file or a list of files, or a list of maps, each with a path";
     case TSR_KEY_NAMES:

@@ -221,11 +221,14 @@ static bool is_usual(const char *name, const tsr_yaml_value *value)
 }
 
 static void put_member(tsr_peers_work *work, tsr_yaml_value *out, const tsr_config_entry *entry,
-                       const tsr_yaml_value *key, const tsr_yaml_value *value)
+                       const tsr_yaml_value *set, int member)
 {
+    const tsr_yaml_value *key = &set->keys[member], *value = &set->items[member];
     if (tsr_yaml_is_null(value) || tsr_peers_is_one_of(key, idle) ||
         !strcmp(key->text, "field_messages") || !strcmp(key->text, "message_property_mappings"))
         return;
+    if (!strcmp(key->text, "train_on_eos") && tsr_peers_member(set, "train_on_eot"))
+        return; /* of which it is the default there */
     int m = 0;
     while (m < COUNT(members) && strcmp(members[m].name, key->text) != 0)
         m++;
@@ -237,15 +240,16 @@ static void put_member(tsr_peers_work *work, tsr_yaml_value *out, const tsr_conf
         tsr_peers_refuse(work, entry, value, "%s: %s", key->text, members[m].why);
 }
 
+/* Of chats; rows of other types have no template there. */
 static void put_template(tsr_peers_work *work, tsr_yaml_value *out, const tsr_config_entry *entry,
-                         const tsr_yaml_value *set)
+                         const tsr_yaml_value *set, const char *format)
 {
     const tsr_yaml_value *file = tsr_peers_member(set, "chat_template_jinja");
     const tsr_yaml_value *name = tsr_peers_member(set, "chat_template");
     const char *text = file   ? name_file(work, entry, file)
                        : name ? name_template(work, entry, name)
                               : NULL;
-    if (text)
+    if (text && !strcmp(format, "messages"))
         tsr_peers_put(work, out, "chat_template", tsr_peers_text(work, text));
 }
 
@@ -268,8 +272,8 @@ static void add_set(tsr_peers_work *work, tsr_yaml_value *list, const tsr_config
     else
         tsr_peers_put(work, &out, "format", tsr_peers_text(work, format));
     for (int i = 0; i < set->count; i++)
-        put_member(work, &out, entry, &set->keys[i], &set->items[i]);
-    put_template(work, &out, entry, set);
+        put_member(work, &out, entry, set, i);
+    put_template(work, &out, entry, set, format);
     tsr_peers_push(list, out);
     if (!strcmp(format, "alpaca"))
         tsr_peers_remark(work,

@@ -189,6 +189,16 @@ static void test_axolotl_data(void **state)
                  "message_property_mappings: {role: who, content: what}, roles: {user: [asker]}, "
                  "split: 'train[:10%]', roles_to_train: [assistant], train_on_eos: last}]\n",
          NULL,
+         {"train_on_eot: last"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [human, gpt], "
+                 "train_on_eos: all, train_on_eot: none}, {path: b.jsonl, type: input_output}]\n",
+         NULL,
+         {"roles_to_train: [human, gpt]", "train_on_eot: none", "!train_on_eos", "!: all",
+          "format: input_output"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, field_messages: turns, "
+                 "message_property_mappings: {role: who, content: what}, roles: {user: [asker]}, "
+                 "split: 'train[:10%]', roles_to_train: [assistant], train_on_eos: last}]\n",
+         NULL,
          {"field_messages: turns", "message_property_mappings: {role: who, content: what}",
           "roles: {user: [asker]}", "split: \"train[:10%]\"", "!roles_to_train",
           "train_on_eot: last"}},

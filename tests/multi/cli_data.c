@@ -105,6 +105,40 @@ static void chats(void)
     cli_case_end();
 }
 
+/* What is trained, by keys of a set and of the job. */
+static void trained(void)
+{
+    cli_output text;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_write("chats.jsonl",
+              "{\"messages\": [{\"role\": \"asker\", \"content\": \"one\"}, "
+              "{\"role\": \"assistant\", \"content\": [{\"type\": \"text\", \"text\": \"two\"}]}, "
+              "{\"role\": \"asker\", \"content\": \"three\"}, "
+              "{\"role\": \"assistant\", \"content\": \"four\"}]}\n");
+    cli_write("texts.jsonl", "{\"text\": \"five\"}\n");
+    cli_write("alpaca.jsonl", "{\"instruction\": \"six\", \"history\": [[\"seven\", \"eight\"]], "
+                              "\"output\": \"nine\"}\n");
+    cli_edit("job.yaml", "dataset: data.jsonl\n",
+             "dataset:\n  - path: chats.jsonl\n    roles: {user: [asker]}\n"
+             "    roles_to_train: [asker, assistant]\n    train_on_eot: last\n"
+             "  - path: texts.jsonl\n"
+             "  - path: alpaca.jsonl\n    chat_template: tokenizer_default\n");
+    run_data(&text, "--show 3 default_system=Short. train_on_eot=false");
+    expect(text.err, "dataset[1]: default_system has no effect on rows of the format text");
+    expect(text.err, "dataset[1]: train_on_eot has no effect on rows of the format text");
+    expect(text.out, "<|start_header_id|>system<|end_header_id|>\n\nShort.<|eot_id|>");
+    expect(text.out, "\xe2\x9f\xa6one\xe2\x9f\xa7<|eot_id|>");
+    expect(text.out, "\xe2\x9f\xa6two\xe2\x9f\xa7<|eot_id|>");
+    expect(text.out, "\xe2\x9f\xa6"
+                     "four<|eot_id|>\xe2\x9f\xa7");
+    expect(text.out, "\xe2\x9f\xa6"
+                     "five<|eot_id|>\xe2\x9f\xa7");
+    expect(text.out, "\xe2\x9f\xa6"
+                     "eight\xe2\x9f\xa7<|eot_id|>");
+    cli_output_free(&text);
+    cli_case_end();
+}
+
 /* The README's job.yaml, over a base model without a chat template. */
 static void readme(void)
 {
@@ -146,7 +180,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } tests[] = {{"data", data}, {"chats", chats}, {"readme", readme}};
+    } tests[] = {{"data", data}, {"chats", chats}, {"trained", trained}, {"readme", readme}};
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         if (cli_only() && strcmp(cli_only(), tests[i].name) != 0)
