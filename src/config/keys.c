@@ -521,6 +521,7 @@ static const tsr_key set_members[] = {
     TEXT(field_instruction),
     TEXT(field_input),
     TEXT(field_output),
+    TEXT(field_history),
     TEXT(field_human),
     TEXT(field_model),
     {"message_property_mappings", .type = TSR_KEY_NAMES, IN_SET(message_property_mappings),

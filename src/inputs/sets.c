@@ -211,6 +211,7 @@ static const tsr_columns *name_columns(renamed *out, const tsr_config_set *set,
     add_column(columns, set->field_instruction, "instruction", "field_instruction", false);
     add_column(columns, set->field_input, "input", "field_input", true);
     add_column(columns, set->field_output, "output", "field_output", false);
+    add_column(columns, set->field_history, "history", "field_history", true);
     add_members(columns, &set->message_property_mappings, sharegpt);
     for (int i = 0; i < set->roles.count; i++)
         for (int w = 0; w < set->roles.items[i].words.count; w++)

@@ -337,8 +337,11 @@ static void test_llamafactory(void **state)
           "- path: \"./c.json\"\n    format: sharegpt\n    samples: 9\n"}},
         {FACTORY "dataset: [columns]\ndataset_dir: .\n",
          NULL,
-         {"field_instruction: q", "field_output: a", "field_system: s",
-          "chat_template: tokenizer_default", "split: part", "samples: 3"}},
+         {"field_instruction: q", "field_output: a", "field_system: s", "field_history: before",
+          "chat_template: tokenizer_default", "split: part"}},
+        {FACTORY "dataset: [columns]\ndataset_dir: .\ndefault_system: Short\n",
+         NULL,
+         {"samples: 3", "default_system: Short"}},
         {FACTORY "dataset: tags\ndataset_dir: .\n",
          NULL,
          {"format: messages", "!field_messages",
@@ -399,7 +402,8 @@ static void test_llamafactory(void **state)
         "{\"plain\": {\"file_name\": \"p.json\"}, "
         "\"chats\": {\"file_name\": \"c.json\", \"formatting\": \"sharegpt\"}, "
         "\"columns\": {\"file_name\": \"k.json\", \"split\": \"part\", \"num_samples\": 3, "
-        "\"columns\": {\"prompt\": \"q\", \"response\": \"a\", \"system\": \"s\"}}, "
+        "\"columns\": {\"prompt\": \"q\", \"response\": \"a\", \"system\": \"s\", \"history\": "
+        "\"before\"}}, "
         "\"tags\": {\"file_name\": \"t.json\", \"formatting\": \"sharegpt\", "
         "\"columns\": {\"messages\": \"messages\"}, \"tags\": {\"role_tag\": \"role\", "
         "\"content_tag\": \"text\", \"user_tag\": \"asker\", \"assistant_tag\": \"assistant\"}}, "

@@ -116,13 +116,14 @@ static void trained(void)
               "{\"role\": \"asker\", \"content\": \"three\"}, "
               "{\"role\": \"assistant\", \"content\": \"four\"}]}\n");
     cli_write("texts.jsonl", "{\"text\": \"five\"}\n");
-    cli_write("alpaca.jsonl", "{\"instruction\": \"six\", \"history\": [[\"seven\", \"eight\"]], "
+    cli_write("alpaca.jsonl", "{\"instruction\": \"six\", \"before\": [[\"seven\", \"eight\"]], "
                               "\"output\": \"nine\"}\n");
     cli_edit("job.yaml", "dataset: data.jsonl\n",
              "dataset:\n  - path: chats.jsonl\n    roles: {user: [asker]}\n"
              "    roles_to_train: [asker, assistant]\n    train_on_eot: last\n"
              "  - path: texts.jsonl\n"
-             "  - path: alpaca.jsonl\n    chat_template: tokenizer_default\n");
+             "  - path: alpaca.jsonl\n    chat_template: tokenizer_default\n    field_history: "
+             "before\n");
     run_data(&text, "--show 3 default_system=Short. train_on_eot=false");
     expect(text.err, "dataset[1]: default_system has no effect on rows of the format text");
     expect(text.err, "dataset[1]: train_on_eot has no effect on rows of the format text");
