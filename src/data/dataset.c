@@ -490,8 +490,10 @@ void tsr_dataset_destroy(tsr_dataset *data)
         tsr_dataset_destroy(data->parts[i]);
     for (int i = 0; i < data->file_count && !data->view; i++)
         free(data->files[i]);
-    if (!data->view || data->parts)
+    if (!data->view || data->parts) {
         free(data->files);
+        free(data->file_formats);
+    }
     free(data->parts);
     free(data->view);
     free(data->own_words);
@@ -525,6 +527,16 @@ tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
 tsr_data_format tsr_dataset_format(const tsr_dataset *data)
 {
     return data->format;
+}
+
+tsr_data_format tsr_dataset_file_format(const tsr_dataset *data, int index)
+{
+    return data->file_formats ? data->file_formats[index] : data->format;
+}
+
+int tsr_dataset_file_count(const tsr_dataset *data)
+{
+    return data->file_count;
 }
 
 const tsr_dataset_stats *tsr_dataset_stats_of(const tsr_dataset *data)

@@ -134,7 +134,10 @@ tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *
 
 int64_t tsr_dataset_sample_count(const tsr_dataset *dataset);
 tsr_sample tsr_dataset_sample(const tsr_dataset *dataset, int64_t index);
+/* The format of its first file's rows; several data sets that were joined may have several. */
 tsr_data_format tsr_dataset_format(const tsr_dataset *dataset);
+tsr_data_format tsr_dataset_file_format(const tsr_dataset *dataset, int index);
+int tsr_dataset_file_count(const tsr_dataset *dataset);
 const tsr_dataset_stats *tsr_dataset_stats_of(const tsr_dataset *dataset);
 
 /* The path of file `index`, as it was given. Borrowed. */

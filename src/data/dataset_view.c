@@ -32,8 +32,10 @@ static void take_parts(tsr_dataset *whole, tsr_dataset *const *parts, const tsr_
     for (int p = 0; p < whole->part_count; p++) {
         whole->parts[p] = parts[p];
         add_stats(whole, parts[p], whole->file_count);
-        for (int f = 0; f < parts[p]->file_count; f++)
+        for (int f = 0; f < parts[p]->file_count; f++) {
+            whole->file_formats[whole->file_count] = tsr_dataset_file_format(parts[p], f);
             whole->files[whole->file_count++] = parts[p]->files[f];
+        }
     }
     for (uint64_t i = 0; i < whole->sample_count; i++) {
         whole->view[i] = tsr_dataset_sample(parts[refs[i].part], refs[i].sample);
@@ -53,8 +55,9 @@ tsr_status tsr_dataset_join(tsr_dataset **out, tsr_dataset *const *parts, int pa
         whole->view = malloc((size_t)count * sizeof *whole->view);
         whole->parts = calloc((size_t)part_count, sizeof *whole->parts);
         whole->files = calloc(files, sizeof *whole->files);
+        whole->file_formats = calloc(files, sizeof *whole->file_formats);
     }
-    if (!whole || !whole->view || !whole->parts || !whole->files) {
+    if (!whole || !whole->view || !whole->parts || !whole->files || !whole->file_formats) {
         if (whole)
             whole->part_count = 0;
         tsr_dataset_destroy(whole);
@@ -110,6 +113,7 @@ tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *
                           .sample_count = count,
                           .files = data->files,
                           .file_count = data->file_count,
+                          .file_formats = data->file_formats,
                           .format = data->format,
                           .stats.rows = (int64_t)count};
     data->sample_count = kept;
