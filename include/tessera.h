@@ -132,8 +132,9 @@ typedef struct tsr_job_evaluation {
  * config.json and the tokenizer of the model). */
 enum tsr_job_purpose { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA };
 
-/* How tsr_job_print_data writes: trained tokens in brackets, or in ANSI colour, or all as JSON. */
-enum tsr_job_form { TSR_JOB_PLAIN, TSR_JOB_COLOUR, TSR_JOB_JSON };
+/* How tsr_job_print_data writes: trained tokens in brackets, or in ANSI colour, or all as JSON, or as a page of HTML that
+ * loads nothing. */
+enum tsr_job_form { TSR_JOB_PLAIN, TSR_JOB_COLOUR, TSR_JOB_JSON, TSR_JOB_HTML };
 
 /* One rank's memory, known before any weight is read. Begin with TSR_JOB_PLAN_INFO_INIT; as tsr_job_report. */
 typedef struct tsr_job_plan_info {
