@@ -26,6 +26,8 @@ typedef struct {
     int64_t number;         /* of the row: its line, where it has one */
     char place[4200];       /* for messages */
     double done, total;     /* bytes, of all files; done: before this one */
+    double begun, told;     /* when */
+    char phase[64];         /* with how fast it is */
     int64_t bad_rows;       /* likewise */
     double late;            /* when further bad rows are not looked for any more */
     bool gave_up;           /* it was so late */
@@ -287,6 +289,18 @@ static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *opti
 
 #define PHASE "reading and tokenizing"
 
+/* Says how far it has come; once a second also how fast. */
+static void tell(reader *r, const tsr_dataset *data)
+{
+    double now = tsr_now();
+    if (now - r->told >= 1) {
+        double rows = (double)data->stats.rows / (now - r->begun);
+        snprintf(r->phase, sizeof r->phase, PHASE " (%.0f rows/s)", rows);
+        r->told = now;
+    }
+    tsr_phase_at(r->phase, r->done + tsr_table_done(r->table), r->total);
+}
+
 #define PLACES 5 /* bad rows that are named behind the first */
 
 #define SECONDS_MORE 30 /* for the others */
@@ -384,7 +398,7 @@ static tsr_status read_file(tsr_dataset *data, reader *r, int file,
             return status;
         data->stats.rows++;
         if (r->table) /* the number of asked ones is not known before their end */
-            tsr_phase_at(PHASE, r->done + tsr_table_done(r->table), r->total);
+            tell(r, data);
         TSR_TRY(give_row(data, r, object, status, file, options));
     }
     close_file(r);
@@ -425,7 +439,10 @@ tsr_status tsr_dataset_read_files(tsr_dataset *data, const tsr_dataset_options *
                 .columns = options->columns,
                 .skip = options->skip_rows,
                 .first_error = malloc(sizeof(tsr_error)),
+                .begun = tsr_now(),
+                .phase = PHASE,
                 .total = options->rows.next ? 1 : file_bytes(data)};
+    r.told = r.begun;
     tsr_status status = tsr_tokenize_create(&r.tokenize, data->format, options);
     if (status >= 0 && !r.first_error)
         status = tsr_fail(TSR_ENOMEM, "%s: out of memory", tsr_dataset_key(options));
