@@ -43,6 +43,7 @@ typedef struct {
 typedef struct {
     char directory[PATH_MAX]; /* made if it is not there; "": none is known */
     uint64_t least_bytes;     /* files that are less together are tokenized each time */
+    uint64_t most_bytes;      /* of all caches in it; 0: 10 GiB */
     bool failed;              /* it was said that nothing can be kept: it is not tried again */
 } tsr_token_place;
 
