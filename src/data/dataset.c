@@ -33,6 +33,7 @@ typedef struct {
     bool gave_up;           /* it was so late */
     size_t longest;         /* tokens of a row beyond max_length */
     tsr_error *first_error; /* of the first bad row */
+    tsr_error *damage;      /* of a file whose packing is; NULL: none */
     tsr_text others;        /* the places of the next few */
     tsr_text checked;       /* the place of the last row that was looked at since */
 } reader;
@@ -383,6 +384,13 @@ static tsr_status give_row(tsr_dataset *data, reader *r, json_t *object, tsr_sta
     return TSR_OK;
 }
 
+/* Rows before the place where it shows may be wrong for the same reason. */
+static void note_damage(reader *r, tsr_status status)
+{
+    if (!r->damage && (r->damage = malloc(sizeof *r->damage)))
+        tsr_error_take(r->damage, status);
+}
+
 static tsr_status read_file(tsr_dataset *data, reader *r, int file,
                             const tsr_dataset_options *options)
 {
@@ -396,6 +404,8 @@ static tsr_status read_file(tsr_dataset *data, reader *r, int file,
             break;
         if (status < 0 && status != TSR_EDATA)
             return status;
+        if (status < 0 && r->table && tsr_table_is_damaged(r->table))
+            note_damage(r, status);
         data->stats.rows++;
         if (r->table) /* the number of asked ones is not known before their end */
             tell(r, data);
@@ -427,6 +437,13 @@ static tsr_status refuse_rows(const reader *r, const tsr_dataset_options *option
     tsr_status status = tsr_error_put(r->first_error);
     if (r->bad_rows == 1)
         return status;
+    if (r->damage) {
+        tsr_auto_text first = {0};
+        tsr_text_puts(&first, tsr_last_error());
+        (void)tsr_error_put(r->damage);
+        return tsr_fail(status, "%s (and %lld bad rows, which that may explain: %s)",
+                        tsr_last_error(), (long long)r->bad_rows - 1, tsr_text_string(&first));
+    }
     return tsr_fail(status, "%s (and %lld more bad rows%s%s: %s%s%s)", tsr_last_error(),
                     (long long)r->bad_rows - 1, r->gave_up ? " as far as " : "",
                     r->gave_up ? tsr_text_string(&r->checked) : "", tsr_text_string(&r->others),
@@ -456,6 +473,7 @@ tsr_status tsr_dataset_read_files(tsr_dataset *data, const tsr_dataset_options *
         status = refuse_rows(&r, options);
     close_file(&r);
     free(r.first_error);
+    free(r.damage);
     tsr_text_free(&r.others);
     tsr_text_free(&r.checked);
     return status;

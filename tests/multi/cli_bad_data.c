@@ -180,6 +180,25 @@ DATA(image_part,
      CHAT "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\", "
           "\"image_url\": {}}]}]}\n")
 
+DATA(wrong_gzip, "\x1f\x8bnonsense, and more of it")
+DATA(mixed_types, "{\"text\": \"a\"}\n{\"text\": 5}\n{\"text\": \"b\"}\n")
+
+static void ragged_csv(void)
+{
+    cli_write("rows.csv", "text,other\na,b\nc\nd,e\n");
+}
+
+static void cut_parquet(void)
+{
+    cli_link_all(TSR_SOURCE_DIR "/tests/golden/tables", "tables");
+    cli_cut("tables/old_lists.parquet", -1);
+}
+
+static void no_parquet(void)
+{
+    cli_write("rows.parquet", "{\"text\": \"a\"}\n");
+}
+
 #define RANK_1_APART "if [ $RANK = 1 ]; then cd apart; fi; exec \"$@\""
 
 const cli_bad_case cli_bad_data[] = {
@@ -213,6 +232,19 @@ const cli_bad_case cli_bad_data[] = {
     {"alpaca_without_output", alpaca_without_output, NULL, 65, {"data.jsonl:2", "\"output\""}},
     {"alpaca_history", alpaca_history, NULL, 65, {"data.jsonl:2", "\"history\"", "messages"}},
     {"sharegpt_speaker", sharegpt_speaker, NULL, 65, {"data.jsonl:2", "\"robot\"", "human, gpt"}},
+    {"wrong_gzip", wrong_gzip, NULL, 65, {"data.jsonl: the gzip stream is damaged at byte"}},
+    {"mixed_types", mixed_types, NULL, 65, {"data.jsonl:2: key 'text' is 5, expected a string"}},
+    {"ragged_csv",
+     ragged_csv,
+     "dataset=rows.csv",
+     65,
+     {"rows.csv:3: the row has 1 column, the header has 2"}},
+    {"cut_parquet",
+     cut_parquet,
+     "dataset=tables/old_lists.parquet",
+     65,
+     {"old_lists.parquet: the Parquet file is cut"}},
+    {"no_parquet", no_parquet, "dataset=rows.parquet", 65, {"rows.parquet: the file is named"}},
     {"image_part", image_part, NULL, 65, {"data.jsonl:2", "messages[0]", "\"image_url\""}},
     {"template_of_texts", template_of_texts, NULL, 78, {"dataset[0]: chat_template", "text"}},
     {"roles_of_texts", roles_of_texts, NULL, 78, {"dataset[0]: roles_to_train", "texts.jsonl"}},
