@@ -362,6 +362,11 @@ static int data(run *r)
         put(STDOUT_FILENO, text, TSR_ESCAPE_COLOUR);
     else if (status == 0)
         answer(text, r->usage->json);
+    if (status == 0 && r->usage->html && r->first) {
+        tsr_auto_text line = {0};
+        tsr_text_printf(&line, "page     %s", r->usage->html);
+        tsr_progress_line(r->progress, tsr_text_string(&line));
+    }
     return status;
 }
 

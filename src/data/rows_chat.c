@@ -35,7 +35,8 @@ static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *too
     tsr_status status =
         tsr_chat_encode(&row->chat, options->chat, prepared, tools, prompt_count, &training);
     if (status < 0)
-        return tsr_fail(status, "%s: %s", place, tsr_last_error());
+        return tsr_fail(status, "%s: %s%s", place, tsr_last_error(),
+                        added ? " (messages[0] is default_system)" : "");
     size_t count = row->chat.tokens.count;
     if (!count)
         return tsr_fail(TSR_EDATA, "%s: the chat has no token", place);
