@@ -7,12 +7,15 @@
  */
 #include "data/chat_parts.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
     tsr_conversation *c;
     const tsr_chat_training *training;
-    bool generation; /* {% generation %} has marked the assistant's turns already */
+    bool generation; /* {% generation %} has marked the assistant's turns already, */
+    tsr_span *spans; /* with these, which may begin before a turn does; owned */
+    size_t span_count;
     bool learned;    /* `end` is known, or that there is none */
     const char *end; /* what ends a turn; NULL: not known */
     size_t end_bytes;
@@ -86,33 +89,59 @@ static bool find_other_end(tsr_span *out, const chooser *m, size_t words_end)
            !memcmp(tsr_text_string(text) + at, m->end, m->end_bytes);
 }
 
-/* The end of a trained turn. */
-static void train_end(chooser *m, tsr_span end)
+/* Takes back the end of a trained turn, or with LAST that of the one before it. */
+static void settle_end(chooser *m, tsr_span end)
 {
-    bool last = m->training->ends == TSR_CHAT_ENDS_LAST;
-    if (last)
+    if (m->training->ends == TSR_CHAT_ENDS_NONE)
+        set(m->c, end.begin, end.end, false);
+    if (m->training->ends == TSR_CHAT_ENDS_LAST)
         set(m->c, m->last.begin, m->last.end, false);
     m->last = end;
-    set(m->c, end.begin, end.end, m->training->ends != TSR_CHAT_ENDS_NONE);
 }
 
 /* ---- turns ---- */
+
+/* Finding turns takes the place of the rendering that has the marks. */
+static tsr_status keep_spans(chooser *m)
+{
+    const tsr_rendering *marked = &m->c->row->scratch[0];
+    size_t bytes = marked->span_count * sizeof *marked->spans;
+    if (!m->generation || !bytes)
+        return TSR_OK;
+    m->spans = malloc(bytes);
+    if (!m->spans)
+        return tsr_fail(TSR_ENOMEM, "no memory for the turns of a row");
+    memcpy(m->spans, marked->spans, bytes);
+    m->span_count = marked->span_count;
+    return TSR_OK;
+}
+
+/* Takes the marks of a turn, and of what {% generation %} marks with it. */
+static void unmark(chooser *m, tsr_span turn)
+{
+    set(m->c, turn.begin, turn.end, false);
+    for (size_t i = 0; i < m->span_count; i++)
+        if (m->spans[i].begin < turn.end && m->spans[i].end > turn.begin)
+            set(m->c, m->spans[i].begin, m->spans[i].end, false);
+}
 
 static tsr_status choose_assistant(chooser *m, size_t index, bool trained)
 {
     tsr_span turn;
     bool ends = m->training->ends != TSR_CHAT_ENDS_TURN;
     bool all = m->training->ends == TSR_CHAT_ENDS_ALL;
-    if (!trained && !all && !m->generation)
-        return TSR_OK;
+    if (m->generation ? trained && !ends : !trained && !all)
+        return TSR_OK; /* it is as it should be */
     if (ends)
         TSR_TRY(learn_end(m));
     TSR_TRY(tsr_chat_turn(&turn, m->c, index));
-    if (!trained || !m->generation)
-        set(m->c, turn.begin, turn.end, trained);
+    if (!trained)
+        unmark(m, turn);
+    else if (!m->generation)
+        set(m->c, turn.begin, turn.end, true);
     size_t at = ends ? find_own_end(m, turn) : turn.end;
     if (trained && ends && !all && at < turn.end)
-        train_end(m, (tsr_span){at, turn.end});
+        settle_end(m, (tsr_span){at, turn.end});
     if (!trained && all && at < turn.end)
         set(m->c, at, at + m->end_bytes, true);
     return TSR_OK;
@@ -162,25 +191,32 @@ static tsr_status choose_other(chooser *m, size_t index, const char *role, bool 
         set(m->c, words.begin, words.end, true);
     if (!find_other_end(&end, m, words.end))
         return TSR_OK;
+    set(m->c, end.begin, end.end, true);
     if (trained)
-        train_end(m, end);
-    else
-        set(m->c, end.begin, end.end, true);
+        settle_end(m, end);
+    return TSR_OK;
+}
+
+static tsr_status choose_each(chooser *m, size_t first)
+{
+    TSR_TRY(keep_spans(m));
+    for (size_t i = first; i < json_array_size(m->c->messages); i++) {
+        const json_t *message = json_array_get(m->c->messages, i);
+        const char *role = json_string_value(json_object_get(message, "role"));
+        bool trained = is_trained(m, message);
+        if (tsr_chat_is_assistant(message))
+            TSR_TRY(choose_assistant(m, i, trained));
+        else
+            TSR_TRY(choose_other(m, i, role, trained));
+    }
     return TSR_OK;
 }
 
 tsr_status tsr_chat_choose(tsr_conversation *c, size_t first, const tsr_chat_training *training)
 {
-    chooser m = {
-        .c = c, .training = training, .generation = tsr_template_marks_generation(c->chat->chosen)};
-    for (size_t i = first; i < json_array_size(c->messages); i++) {
-        const json_t *message = json_array_get(c->messages, i);
-        const char *role = json_string_value(json_object_get(message, "role"));
-        bool trained = is_trained(&m, message);
-        if (tsr_chat_is_assistant(message))
-            TSR_TRY(choose_assistant(&m, i, trained));
-        else
-            TSR_TRY(choose_other(&m, i, role, trained));
-    }
-    return TSR_OK;
+    chooser m = {.c = c, .training = training};
+    m.generation = tsr_template_marks_generation(c->chat->chosen);
+    tsr_status status = choose_each(&m, first);
+    free(m.spans);
+    return status;
 }
