@@ -253,17 +253,15 @@ static tsr_status mark_turns(tsr_conversation *c, size_t first)
     return TSR_OK;
 }
 
-/* Where more than the assistant's turns was marked, or the template did it: takes back the turns that say they
- * are not trained. */
-static tsr_status unmark_turns(tsr_conversation *c, size_t first, bool assistant_only)
+/* Where more than the assistant's turns was marked: takes back the turns that say they are not trained. */
+static tsr_status unmark_turns(tsr_conversation *c, size_t first)
 {
     const tsr_tokens *t = &c->row->tokens;
     size_t at = 0;
     for (size_t i = first; i < json_array_size(c->messages); i++) {
         const json_t *message = json_array_get(c->messages, i);
         tsr_span turn;
-        if (tsr_chat_asks_training(message) != 0 ||
-            (assistant_only && !tsr_chat_is_assistant(message)))
+        if (tsr_chat_asks_training(message) != 0)
             continue;
         TSR_TRY(tsr_chat_turn(&turn, c, i));
         while (at < t->count && t->spans[at].end <= turn.begin)
@@ -364,12 +362,12 @@ static tsr_status encode(tsr_conversation *c, const json_t *tools, size_t prompt
     TSR_TRY(tsr_chat_note_findings(c, prompt_count, assistant_only));
     if (assistant_only && !chosen && !tsr_template_marks_generation(c->chat->chosen))
         return mark_turns(c, prompt_count);
-    if (assistant_only)
-        mark_generation(row, begin);
-    else if (prompt_count)
-        mark(row, &at, begin, row->text.length);
-    if (!chosen)
-        return unmark_turns(c, prompt_count, assistant_only);
+    if (!assistant_only) {
+        if (prompt_count)
+            mark(row, &at, begin, row->text.length);
+        return unmark_turns(c, prompt_count);
+    }
+    mark_generation(row, begin);
     drop_findings(row, training);
     return tsr_chat_choose(c, prompt_count, training);
 }

@@ -93,6 +93,23 @@ static void test_switches(void **state)
     tsr_chat_row_free(&row);
 }
 
+/* {% generation %} may begin before the turn does, at the end of the generation prompt: what it marks is of the turn, and is
+ * not trained where that is not. */
+static void test_early_marks(void **state)
+{
+    (void)state;
+    const char *source =
+        "{% for m in messages %}<{{ m.role }}{% if m.role == 'assistant' %}{% generation %}>"
+        "{{ m.content }}<|eot_id|>{% endgeneration %}{% else %}>{{ m.content }}<|eot_id|>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    const char *rows = "[" USER("a") "," SAYS("assistant", "b",
+                                              "\"weight\":0") "," USER("c") "," ASSISTANT("d") "]";
+    check(source, four, 0, TSR_CHAT_ENDS_TURN, ".>b<|eot_id|>.>d<|eot_id|>");
+    check(source, rows, 0, TSR_CHAT_ENDS_TURN, ".>d<|eot_id|>");
+    check(source, rows, 0, TSR_CHAT_ENDS_NONE, ".>d.");
+    check(source, four, CHOSEN | TSR_CHAT_USER, TSR_CHAT_ENDS_TURN, ".a<|eot_id|>.c<|eot_id|>.");
+}
+
 /* Calls belong to the turn; its end is behind them. */
 static void test_calls(void **state)
 {
@@ -128,9 +145,8 @@ static void test_cannot_tell(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_switches),
-        cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_ends),        cmocka_unit_test(test_switches),
+        cmocka_unit_test(test_early_marks), cmocka_unit_test(test_calls),
         cmocka_unit_test(test_cannot_tell),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
