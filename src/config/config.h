@@ -144,6 +144,7 @@ typedef struct {
     tsr_config_names roles;                     /* role -> words for it */
     tsr_config_strings roles_to_train;          /* as the job's */
     tsr_config_eot train_on_eot;
+    bool drop_system;
 } tsr_config_set;
 
 typedef struct {

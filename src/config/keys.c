@@ -529,6 +529,8 @@ static const tsr_key set_members[] = {
     {"roles", .type = TSR_KEY_NAMES, IN_SET(roles), .words = role_words},
     {"roles_to_train", .type = TSR_KEY_STRINGS, IN_SET(roles_to_train), .flags = TSR_KEY_EMPTY_TOO},
     {"train_on_eot", .type = TSR_KEY_WORD, IN_SET(train_on_eot), .words = eot_words},
+    {"drop_system", .type = TSR_KEY_BOOL, .offset = offsetof(tsr_config_set, drop_system),
+     .initial = "false"},
 };
 
 const tsr_key *tsr_keys_of_set(int *count)

@@ -101,7 +101,7 @@ static const struct {
     {"field_model", "field_model", NULL, NULL},
     {"field", "text_field", NULL, NULL},
     {"text_column", "text_field", NULL, NULL},
-    {"drop_system_message", NULL, "false", "remove the system messages beforehand"},
+    {"drop_system_message", "drop_system", NULL, NULL},
     {"split_thinking", NULL, "false", "put the thinking into reasoning_content"},
     {"message_field_training", NULL, "training train", "call it training"},
     {"message_field_training_detail", NULL, "training_detail",
@@ -216,6 +216,7 @@ static bool is_usual(const char *name, const tsr_yaml_value *value)
     return (!strcmp(name, "split") && is_text(value, "train")) ||
            (!strcmp(name, "roles_to_train") && list && is_text(&value->items[0], "assistant")) ||
            (!strncmp(name, "train_on_eo", 11) && is_text(value, "turn")) ||
+           (!strcmp(name, "drop_system_message") && tsr_peers_is_one_of(value, "false")) ||
            (!strcmp(name, "field_system") && is_text(value, "system")) ||
            (!strcmp(name, "field_tools") && is_text(value, "tools"));
 }

@@ -64,6 +64,7 @@ typedef struct {
     tsr_chat_training
         training; /* of conversations, roles and ends; assistant_only is set by that above */
     tsr_loss_choice completion_only; /* of prompt_completion and alpaca, the completion */
+    bool drop_system;                /* of chats, a system turn that they begin with goes */
     const char *default_system;      /* of chats without a system turn; NULL: they have none */
     const char *
         response_template; /* what follows its last place in a row's text is trained, and no more; NULL: as above */

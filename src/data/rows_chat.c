@@ -24,19 +24,21 @@ static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *too
                          size_t prompt_count, const tsr_dataset_options *options, const char *place)
 {
     json_auto_t *prepared = NULL;
-    size_t added;
+    int shift;
     bool marked = options->response_template;
     for (size_t i = 0; i < json_array_size(messages); i++)
         tsr_row_note_keys(row, json_array_get(messages, i), tsr_chat_training_keys);
-    TSR_TRY(tsr_row_prepare_messages(&prepared, &added, messages, options->default_system, place));
-    prompt_count = prompt_count && !marked ? prompt_count + added : 0;
+    TSR_TRY(tsr_row_prepare_messages(&prepared, &shift, messages, options, place));
+    prompt_count = prompt_count && !marked ? (size_t)((int64_t)prompt_count + shift) : 0;
     tsr_chat_training training = options->training;
     training.assistant_only = !marked && options->assistant_only != TSR_LOSS_NO;
     tsr_status status =
         tsr_chat_encode(&row->chat, options->chat, prepared, tools, prompt_count, &training);
     if (status < 0)
         return tsr_fail(status, "%s: %s%s", place, tsr_last_error(),
-                        added ? " (messages[0] is default_system)" : "");
+                        shift > 0   ? " (messages[0] is default_system)"
+                        : shift < 0 ? " (counted without the system turn, which is dropped)"
+                                    : "");
     size_t count = row->chat.tokens.count;
     if (!count)
         return tsr_fail(TSR_EDATA, "%s: the chat has no token", place);

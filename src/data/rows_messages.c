@@ -1,6 +1,6 @@
 /*
  * rows_messages.c: the messages of a row as data/chat.h takes them: contents that are lists of parts, as OpenAI's, are
- * one text, and a chat without a system turn gets the default one.
+ * one text, and a system turn goes or comes.
  */
 #include "data/rows_parts.h"
 #include "io/json.h"
@@ -57,9 +57,10 @@ static tsr_status join_parts(json_t **out, const json_t *message, size_t index, 
     return *out ? TSR_OK : out_of_memory();
 }
 
-static tsr_status add_messages(json_t *list, const json_t *messages, const char *place)
+/* Those behind the first `from`. */
+static tsr_status add_messages(json_t *list, const json_t *messages, size_t from, const char *place)
 {
-    for (size_t i = 0; i < json_array_size(messages); i++) {
+    for (size_t i = from; i < json_array_size(messages); i++) {
         json_t *message = json_array_get(messages, i), *joined = NULL;
         if (json_is_array(json_object_get(message, "content")))
             TSR_TRY(join_parts(&joined, message, i, place));
@@ -69,29 +70,36 @@ static tsr_status add_messages(json_t *list, const json_t *messages, const char 
     return TSR_OK;
 }
 
-static bool has_system(const json_t *messages)
+static bool is_system(const json_t *message)
 {
-    for (size_t i = 0; i < json_array_size(messages); i++) {
-        const char *word = json_string_value(json_object_get(json_array_get(messages, i), "role"));
-        const char *role = word ? tsr_chat_standard_role(word) : NULL;
-        if (role && !strcmp(role, "system"))
+    const char *word = json_string_value(json_object_get(message, "role"));
+    const char *role = word ? tsr_chat_standard_role(word) : NULL;
+    return role && !strcmp(role, "system");
+}
+
+/* Behind the first `from`. */
+static bool has_system(const json_t *messages, size_t from)
+{
+    for (size_t i = from; i < json_array_size(messages); i++)
+        if (is_system(json_array_get(messages, i)))
             return true;
-    }
     return false;
 }
 
-tsr_status tsr_row_prepare_messages(json_t **out, size_t *added, const json_t *messages,
-                                    const char *default_system, const char *place)
+tsr_status tsr_row_prepare_messages(json_t **out, int *shift, const json_t *messages,
+                                    const tsr_dataset_options *options, const char *place)
 {
+    const char *system = options->default_system;
+    bool drop = options->drop_system && is_system(json_array_get(messages, 0));
+    bool add = system && !has_system(messages, drop);
     json_t *list = json_array();
     tsr_status status = list ? TSR_OK : out_of_memory();
-    *added = default_system && !has_system(messages);
-    if (*added && status == TSR_OK &&
-        json_array_append_new(list,
-                              json_pack("{s:s, s:s}", "role", "system", "content", default_system)))
+    *shift = add - drop;
+    if (add && status == TSR_OK &&
+        json_array_append_new(list, json_pack("{s:s, s:s}", "role", "system", "content", system)))
         status = out_of_memory();
     if (status == TSR_OK)
-        status = add_messages(list, messages, place);
+        status = add_messages(list, messages, drop, place);
     if (status < 0)
         json_decref(list);
     else

@@ -33,10 +33,11 @@ tsr_status tsr_row_read_input_output(tsr_row *row, const json_t *object,
 tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
                                      const tsr_dataset_options *options, const char *place);
 
-/* rows_messages.c: the messages of a row as data/chat.h takes them; the caller owns *out. *added: how many there are before
- * those of the row. TSR_EDATA: a content has parts that are no text. */
-tsr_status tsr_row_prepare_messages(json_t **out, size_t *added, const json_t *messages,
-                                    const char *default_system, const char *place);
+/* rows_messages.c: the messages of a row as data/chat.h takes them; the caller owns *out. *shift: by how
+ * many places those of the row have moved, for the system turn that was dropped or put before them. TSR_EDATA: a content has
+ * parts that are no text. */
+tsr_status tsr_row_prepare_messages(json_t **out, int *shift, const json_t *messages,
+                                    const tsr_dataset_options *options, const char *place);
 
 /* Room for so many tokens and documents, which are the row's from now on. */
 tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents);

@@ -278,6 +278,7 @@ static tsr_status check_no_chat(const tsr_dataset_options *options, const tsr_co
         {"chat_template", set->chat_template, false},
         {"roles_to_train", set->roles_to_train.items, config->roles_to_train.items},
         {"train_on_eot", set->train_on_eot, config->train_on_eot != TSR_CONFIG_EOT_TURN},
+        {"drop_system", set->drop_system, false},
         {"default_system", false, config->default_system},
     };
     const char *own = *options->key == 'e' ? "eval_dataset" : "dataset";
@@ -346,6 +347,7 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
         const char *template = set->chat_template ? set->chat_template : config->chat_template;
         TSR_TRY(find_chat(&options.chat, inputs, template));
         options.default_system = config->default_system;
+        options.drop_system = set->drop_system;
         TSR_TRY(choose_training(&options, config, set));
     } else if (options.format != TSR_DATA_PRETOKENIZED) {
         TSR_TRY(open_tokenizer(inputs));

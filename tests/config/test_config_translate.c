@@ -191,10 +191,14 @@ static void test_axolotl_data(void **state)
          NULL,
          {"train_on_eot: last"}},
         {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [human, gpt], "
-                 "train_on_eos: all, train_on_eot: none}, {path: b.jsonl, type: input_output}]\n",
+                 "train_on_eos: all, train_on_eot: none, drop_system_message: true}, "
+                 "{path: b.jsonl, type: input_output, drop_system_message: false}]\n",
          NULL,
          {"roles_to_train: [human, gpt]", "train_on_eot: none", "!train_on_eos", "!: all",
-          "format: input_output"}},
+          "format: input_output\n"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, drop_system_message: true}]\n",
+         NULL,
+         {"drop_system: true"}},
         {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, field_messages: turns, "
                  "message_property_mappings: {role: who, content: what}, roles: {user: [asker]}, "
                  "split: 'train[:10%]', roles_to_train: [assistant], train_on_eos: last}]\n",
@@ -239,9 +243,9 @@ static void test_axolotl_data(void **state)
         {AXOLOTL "datasets: [{path: a, type: alpaca, colour: red}]\n",
          NULL,
          {"found 'colour'", "no such member"}},
-        {AXOLOTL "datasets: [{path: a, type: chat_template, drop_system_message: true}]\n",
+        {AXOLOTL "datasets: [{path: a, type: chat_template, input_transform: x}]\n",
          NULL,
-         {"drop_system_message: remove"}},
+         {"input_transform: rewrite"}},
     };
     check_each(cases, COUNT(cases));
     check_refused(refused, COUNT(refused));

@@ -127,13 +127,43 @@ static void default_system(void **state)
     tsr_dataset_destroy(data);
 }
 
+/* A system turn that a chat begins with goes; the default one may take its place. */
+static void drop_system(void **state)
+{
+    (void)state;
+    const char *rows =
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":"
+        "\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n"
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},"
+        "{\"role\":\"assistant\",\"content\":\"b\"}]}\n";
+    tsr_dataset_options options = {.drop_system = true};
+    tsr_dataset *data = load(rows, plain, options);
+    for (int i = 0; i < 2; i++)
+        check_text(data, i, "<user>a<|eot_id|>\n<assistant>b<|eot_id|>\n");
+    tsr_dataset_destroy(data);
+    options.default_system = "d";
+    data = load(rows, plain, options);
+    for (int i = 0; i < 2; i++)
+        check_text(data, i, "<system>d<|eot_id|>\n<user>a<|eot_id|>\n<assistant>b<|eot_id|>\n");
+    tsr_dataset_destroy(data);
+    options.default_system = NULL;
+    data = load("{\"prompt\":[{\"role\":\"system\",\"content\":\"s\"},"
+                "{\"role\":\"user\",\"content\":\"a\"}],"
+                "\"completion\":[{\"role\":\"assistant\",\"content\":\"b\"}]}\n",
+                plain, options);
+    check_text(data, 0, "<user>a<|eot_id|>\n<assistant>b<|eot_id|>\n");
+    check_row(data, 0, ".b<|eot_id|>\n");
+    tsr_dataset_destroy(data);
+    refuses("{\"messages\":[{\"role\":\"system\",\"content\":\"s\"}]}\n", plain, options, TSR_EDATA,
+            (const char *const[]){"rows.jsonl:1", "is empty", "which is dropped", NULL});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts),
-        cmocka_unit_test(other_formats),
-        cmocka_unit_test(without_marker),
-        cmocka_unit_test(default_system),
+        cmocka_unit_test(texts),          cmocka_unit_test(other_formats),
+        cmocka_unit_test(without_marker), cmocka_unit_test(default_system),
+        cmocka_unit_test(drop_system),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

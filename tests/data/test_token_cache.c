@@ -200,6 +200,9 @@ static void options_apart(void **state)
     const char *rows = scratch_path("rows.jsonl");
     const tsr_dataset_options options[] = {
         {0},
+        {.drop_system = true},
+        {.training.ends = TSR_CHAT_ENDS_LAST},
+        {.training.roles = TSR_CHAT_ROLES_CHOSEN | TSR_CHAT_USER},
         {.default_system = "a"},
         {.default_system = "b"},
         {.response_template = "It is"},
