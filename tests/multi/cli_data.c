@@ -23,8 +23,8 @@ static void run_data(cli_output *output, const char *words)
 
 static void expect(const char *text, const char *part)
 {
-    if (!strstr(text, part))
-        cli_fail("expected '%s' in\n%s", part, text);
+    if (!text || !strstr(text, part))
+        cli_fail("expected '%s' in\n%s", part, text ? text : "");
 }
 
 /* What is said about the data, in words and as JSON; nothing is written. */
@@ -192,9 +192,9 @@ static void figures(void)
     expect(page, "<tr><td>texts.jsonl:3<td>texts.jsonl:1\n");
     expect(page, "<mark>&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;");
     expect(page, "\\x1b[31m");
-    if (strstr(page, "<script") || strstr(page, "http://") || strstr(page, "https://") ||
+    if (!page || strstr(page, "<script") || strstr(page, "http://") || strstr(page, "https://") ||
         strstr(page, "src=") || strchr(page, '\033'))
-        cli_fail("the page loads or runs something:\n%s", page);
+        cli_fail("the page loads or runs something:\n%s", page ? page : "");
     free(page);
     run_data(&json, "--json");
     json_t *root = json_loads(json.out, 0, &error);
