@@ -316,6 +316,17 @@ static void note_bad_row(reader *r, const tsr_tokenized *row)
                         tsr_text_string(&row->place));
 }
 
+/* The first of the rows to which max_length did something. */
+static void note_loss(tsr_dataset_stats *stats, const tsr_tokenized *row)
+{
+    tsr_found *found = row->fate == TSR_ROW_CUT        ? &stats->first_cut
+                       : row->fate == TSR_ROW_TOO_LONG ? &stats->first_too_long
+                       : row->fate == TSR_ROW_EMPTIED  ? &stats->first_emptied
+                                                       : NULL;
+    if (found && !found->rows++)
+        *found = (tsr_found){1, row->line, row->file};
+}
+
 /* A row that is done. */
 static tsr_status take_row(tsr_dataset *data, reader *r, const tsr_tokenized *row,
                            const tsr_dataset_options *options)
@@ -333,6 +344,7 @@ static tsr_status take_row(tsr_dataset *data, reader *r, const tsr_tokenized *ro
     stats->truncated += row->fate == TSR_ROW_CUT;
     stats->too_long += row->fate == TSR_ROW_TOO_LONG;
     stats->emptied += row->fate == TSR_ROW_EMPTIED;
+    note_loss(stats, row);
     tsr_row_merge_keys(&data->unread_keys, &row->keys);
     if (!r->bad_rows)
         return row->words ? append(data, row) : TSR_OK;

@@ -99,6 +99,7 @@ typedef struct {
     int64_t truncated;        /* samples cut to max_length */
     int64_t too_long;         /* rows dropped because they are longer than max_length */
     int64_t emptied;          /* rows dropped because cutting took all that was trained */
+    tsr_found first_cut, first_too_long, first_emptied; /* rows: as above */
     tsr_found found[TSR_FINDING_COUNT];
 } tsr_dataset_stats;
 

@@ -6,6 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void add_found(tsr_found *sum, const tsr_found *more, int shift)
+{
+    if (more->rows && !sum->rows)
+        *sum = (tsr_found){0, more->line, more->file + shift};
+    sum->rows += more->rows;
+}
+
 /* Adds what was read and found in `part`, whose first file is file `shift` of the whole. */
 static void add_stats(tsr_dataset *whole, const tsr_dataset *part, int shift)
 {
@@ -15,12 +22,11 @@ static void add_stats(tsr_dataset *whole, const tsr_dataset *part, int shift)
     sum->truncated += more->truncated;
     sum->too_long += more->too_long;
     sum->emptied += more->emptied;
-    for (int i = 0; i < TSR_FINDING_COUNT; i++) {
-        tsr_found *found = &sum->found[i];
-        if (more->found[i].rows && !found->rows)
-            *found = (tsr_found){0, more->found[i].line, more->found[i].file + shift};
-        found->rows += more->found[i].rows;
-    }
+    add_found(&sum->first_cut, &more->first_cut, shift);
+    add_found(&sum->first_too_long, &more->first_too_long, shift);
+    add_found(&sum->first_emptied, &more->first_emptied, shift);
+    for (int i = 0; i < TSR_FINDING_COUNT; i++)
+        add_found(&sum->found[i], &more->found[i], shift);
     tsr_text_printf(&whole->unread_keys, "%s%s",
                     whole->unread_keys.length && part->unread_keys.length ? ", " : "",
                     tsr_text_string(&part->unread_keys));

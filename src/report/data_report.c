@@ -111,19 +111,32 @@ static void put_histogram(tsr_text *out, const tsr_data_figures *f)
     }
 }
 
+static void put_first(tsr_text *out, const tsr_data_figures *f, const tsr_found *found)
+{
+    tsr_text_puts(out, " (first ");
+    tsr_text_name(out, tsr_dataset_file(f->data, found->file));
+    tsr_text_printf(out, ":%lld)\n", (long long)found->line);
+}
+
 static void put_losses(tsr_text *out, const tsr_data_figures *f)
 {
     const tsr_dataset_stats *s = f->stats;
     long long most = (long long)f->config->max_length;
-    if (s->too_long)
-        tsr_text_printf(out, "  dropped    %lld rows longer than max_length %lld\n",
+    if (s->too_long) {
+        tsr_text_printf(out, "  dropped    %lld rows longer than max_length %lld",
                         (long long)s->too_long, most);
-    if (s->emptied)
-        tsr_text_printf(out, "  dropped    %lld rows that max_length %lld left nothing to train\n",
+        put_first(out, f, &s->first_too_long);
+    }
+    if (s->emptied) {
+        tsr_text_printf(out, "  dropped    %lld rows that max_length %lld left nothing to train",
                         (long long)s->emptied, most);
-    if (s->truncated)
-        tsr_text_printf(out, "  cut        %lld rows to max_length %lld\n", (long long)s->truncated,
+        put_first(out, f, &s->first_emptied);
+    }
+    if (s->truncated) {
+        tsr_text_printf(out, "  cut        %lld rows to max_length %lld", (long long)s->truncated,
                         most);
+        put_first(out, f, &s->first_cut);
+    }
     if (s->unlabelled)
         tsr_text_printf(out, "  no label   %lld samples, kept\n", (long long)s->unlabelled);
     if (!s->too_long && !s->emptied && !s->truncated)
@@ -305,6 +318,14 @@ static json_t *json_place(const tsr_data_figures *f, int64_t sample)
                      (json_int_t)s.line);
 }
 
+/* null: none */
+static json_t *json_found(const tsr_data_figures *f, const tsr_found *found)
+{
+    return found->rows ? json_pack("{s:s, s:I}", "file", tsr_dataset_file(f->data, found->file),
+                                   "line", (json_int_t)found->line)
+                       : json_null();
+}
+
 static json_t *json_longest(const tsr_data_figures *f, bool *failed)
 {
     json_t *list = json_array();
@@ -369,9 +390,12 @@ static tsr_status json_figures(json_t *sets, const tsr_data_figures *f, int64_t 
         "dropped", "too_long", (json_int_t)s->too_long, "emptied", (json_int_t)s->emptied, "cut",
         (json_int_t)s->truncated, "without_labels", (json_int_t)s->unlabelled, "findings",
         json_findings(f, &failed), "packing", packing, "examples", json_examples(f, show, &failed));
-    json_auto_t *more =
-        json_pack("{s:o, s:o, s:o}", "longest_samples", json_longest(f, &failed), "duplicates",
-                  json_duplicates(f, &failed), "by_file", json_files(f, &failed));
+    json_t *first =
+        json_pack("{s:o, s:o, s:o}", "too_long", json_found(f, &s->first_too_long), "emptied",
+                  json_found(f, &s->first_emptied), "cut", json_found(f, &s->first_cut));
+    json_auto_t *more = json_pack("{s:o, s:o, s:o, s:o}", "first_lost", first, "longest_samples",
+                                  json_longest(f, &failed), "duplicates",
+                                  json_duplicates(f, &failed), "by_file", json_files(f, &failed));
     failed |= json_object_update(set, rest) != 0 || json_object_update(set, more) != 0;
     push(sets, set, &failed);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory: data report") : TSR_OK;

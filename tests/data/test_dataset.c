@@ -253,6 +253,10 @@ static void truncation(void **state)
     assert_int_equal(tsr_dataset_sample(data, 1).line, 3);
     assert_int_equal(tsr_dataset_stats_of(data)->truncated, 2);
     assert_int_equal(tsr_dataset_stats_of(data)->emptied, 1);
+    assert_int_equal(tsr_dataset_stats_of(data)->first_cut.line, 1);
+    assert_int_equal(tsr_dataset_stats_of(data)->first_cut.rows, 2);
+    assert_int_equal(tsr_dataset_stats_of(data)->first_emptied.line, 2);
+    assert_int_equal(tsr_dataset_stats_of(data)->first_too_long.rows, 0);
     assert_int_equal(tsr_dataset_stats_of(data)->unlabelled, 1);
     assert_non_null(strstr(warnings, "1 of 3 rows have no token to train"));
     assert_non_null(strstr(warnings, "max_length 4 cut 2 rows and dropped 1 of 4"));

@@ -214,6 +214,12 @@ static void figures(void)
     json_decref(root);
     cli_output_free(&text);
     cli_output_free(&json);
+    run_data(&text, "truncation=drop max_length=5");
+    expect(text.out, "  dropped    2 rows longer than max_length 5 (first texts.jsonl:2)\n");
+    run_data(&json, "truncation=drop max_length=5 --json");
+    expect(json.out, "\"first_lost\":{\"too_long\":{\"file\":\"texts.jsonl\",\"line\":2}");
+    cli_output_free(&text);
+    cli_output_free(&json);
     char *coloured = type_on_terminal("NO_COLOR=", "data job.yaml dataset=pairs.jsonl --show 1");
     char *grey = type_on_terminal("NO_COLOR=1", "data job.yaml dataset=pairs.jsonl --show 1");
     expect(coloured, "\033[1;32m three<|eot_id|>\033[0m");
