@@ -175,8 +175,8 @@ typedef struct tsr_job_options {
      * ddp_timeout. */
     double timeout_seconds;
     /* Rank 0's messages (without a newline; borrowed during the call), and how far a long call has come: done == total
-     * ends a phase. Both are called on the thread that is inside a call of the library, before it returns.
-     * NULL: none. */
+     * ends a phase, whose name may be followed by how fast it is: "reading (120 rows/s)". Both are called on the thread that
+     * is inside a call of the library, before it returns. NULL: none. */
     void (*log)(void *user, int severity, const char *line);
     void (*progress)(void *user, const char *phase, double done, double total);
     void *user;

@@ -26,9 +26,9 @@ typedef struct {
     int64_t number;         /* of the row: its line, where it has one */
     char place[4200];       /* for messages */
     double done, total;     /* bytes, of all files; done: before this one */
-    double begun, told;     /* when */
-    char phase[64];         /* with how fast it is */
     int64_t bad_rows;       /* likewise */
+    double begun, told;     /* when */
+    const char *phase;      /* with how fast it is, once that is known */
     double late;            /* when further bad rows are not looked for any more */
     bool gave_up;           /* it was so late */
     size_t longest;         /* tokens of a row beyond max_length */
@@ -293,10 +293,12 @@ static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *opti
 /* Says how far it has come; once a second also how fast. */
 static void tell(reader *r, const tsr_dataset *data)
 {
+    static _Thread_local char speed[64]; /* who listens may keep the pointer */
     double now = tsr_now();
     if (now - r->told >= 1) {
         double rows = (double)data->stats.rows / (now - r->begun);
-        snprintf(r->phase, sizeof r->phase, PHASE " (%.0f rows/s)", rows);
+        snprintf(speed, sizeof speed, PHASE " (%.0f rows/s)", rows);
+        r->phase = speed;
         r->told = now;
     }
     tsr_phase_at(r->phase, r->done + tsr_table_done(r->table), r->total);
