@@ -66,14 +66,9 @@ static const tsr_key_word token_words[] = {
     {"sep_token", 0, NULL}, {"cls_token", 0, NULL}, {"mask_token", 0, NULL}, END,
 };
 static const tsr_key_word property_words[] = {
-    {"role", 0, NULL},
-    {"content", 0, NULL},
-    {"reasoning_content", 0, NULL},
-    {"tool_calls", 0, NULL},
-    {"name", 0, NULL},
-    {"tool_call_id", 0, NULL},
-    {"weight", 0, NULL},
-    END,
+    {"role", 0, NULL},       {"content", 0, NULL},  {"reasoning_content", 0, NULL},
+    {"tool_calls", 0, NULL}, {"name", 0, NULL},     {"tool_call_id", 0, NULL},
+    {"weight", 0, NULL},     {"training", 0, NULL}, END,
 };
 static const tsr_key_word role_words[] = {
     {"system", 0, NULL}, {"user", 0, NULL}, {"assistant", 0, NULL}, {"tool", 0, NULL}, END,

@@ -103,10 +103,8 @@ static const struct {
     {"text_column", "text_field", NULL, NULL},
     {"drop_system_message", "drop_system", NULL, NULL},
     {"split_thinking", NULL, "false", "put the thinking into reasoning_content"},
-    {"message_field_training", NULL, "training train", "call it training"},
     {"message_field_training_detail", NULL, "training_detail",
      "parts of a turn cannot be trained alone"},
-    {"field_thinking", NULL, "reasoning_content thinking reasoning", "call it reasoning_content"},
     {"template_thinking_key", NULL, "reasoning_content", "the template sees reasoning_content"},
     {"shards", NULL, "1", "split: train[:10%] takes a part"},
     {"shards_idx", NULL, "0", "split: train[:10%] takes a part"},
@@ -120,7 +118,8 @@ static const struct {
 /* Of no meaning here. */
 static const char idle[] =
     "path type data_files ds_type trust_remote_code revision preprocess_shards "
-    "message_field_role message_field_content chat_template chat_template_jinja "
+    "message_field_role message_field_content message_field_training field_thinking chat_template "
+    "chat_template_jinja "
     "field_chosen field_rejected temperature";
 
 static const char mine[] = "a prompt of its own cannot be given; write such rows as "
@@ -177,6 +176,14 @@ static tsr_yaml_value join_path(const tsr_peers_work *work, const tsr_yaml_value
     return value;
 }
 
+/* A member of messages that a set calls otherwise than rows are read; NULL: it does not. */
+static const tsr_yaml_value *other_name(const tsr_yaml_value *set, const char *key,
+                                        const char *usual)
+{
+    const tsr_yaml_value *name = tsr_peers_member(set, key);
+    return name && !tsr_peers_is_one_of(name, usual) ? name : NULL;
+}
+
 /* Chats under other names. ShareGPT's, with its roles, have a format of their own. */
 static void put_messages(const tsr_peers_work *work, tsr_yaml_value *out, const tsr_yaml_value *set,
                          const char *format)
@@ -189,7 +196,11 @@ static void put_messages(const tsr_peers_work *work, tsr_yaml_value *out, const 
         role = tsr_peers_member(names, "role");
         content = tsr_peers_member(names, "content");
     }
-    bool others = names && names->count > 2, roles = tsr_peers_member(set, "roles");
+    const tsr_yaml_value *flag = other_name(set, "message_field_training", "training train");
+    const tsr_yaml_value *thought =
+        other_name(set, "field_thinking", "reasoning_content thinking reasoning");
+    bool others = (names && names->count > 2) || flag || thought,
+         roles = tsr_peers_member(set, "roles");
     bool plain = (!role || is_text(role, "role")) && (!content || is_text(content, "content"));
     if (is_text(field, "conversations") && is_text(role, "from") && is_text(content, "value") &&
         !others && !roles) {
@@ -199,14 +210,20 @@ static void put_messages(const tsr_peers_work *work, tsr_yaml_value *out, const 
     tsr_peers_put(work, out, "format", tsr_peers_text(work, format));
     if (field && !is_text(field, "messages"))
         tsr_peers_put(work, out, "field_messages", *field);
-    if (names && others) {
-        tsr_peers_put(work, out, "message_property_mappings", *names);
-    } else if (!plain) {
-        tsr_yaml_value map = tsr_peers_room(work, TSR_YAML_MAP, 2);
+    if (plain && !others)
+        return;
+    tsr_yaml_value map = tsr_peers_room(work, TSR_YAML_MAP, 4 + (names ? names->count : 0));
+    for (int i = 0; names && others && i < names->count; i++)
+        tsr_peers_put(work, &map, names->keys[i].text, names->items[i]);
+    if (!map.count && !plain) {
         tsr_peers_put(work, &map, "role", role ? *role : tsr_peers_text(work, "role"));
         tsr_peers_put(work, &map, "content", content ? *content : tsr_peers_text(work, "content"));
-        tsr_peers_put(work, out, "message_property_mappings", map);
     }
+    if (flag)
+        tsr_peers_put(work, &map, "training", *flag);
+    if (thought)
+        tsr_peers_put(work, &map, "reasoning_content", *thought);
+    tsr_peers_put(work, out, "message_property_mappings", map);
 }
 
 /* Whether the value is what is done without it. */
@@ -250,7 +267,7 @@ static void put_template(tsr_peers_work *work, tsr_yaml_value *out, const tsr_co
     const char *text = file   ? name_file(work, entry, file)
                        : name ? name_template(work, entry, name)
                               : NULL;
-    if (text && !strcmp(format, "messages"))
+    if (text && (!strcmp(format, "messages") || !strcmp(format, "sharegpt")))
         tsr_peers_put(work, out, "chat_template", tsr_peers_text(work, text));
 }
 

@@ -196,6 +196,20 @@ static void test_axolotl_data(void **state)
          NULL,
          {"roles_to_train: [human, gpt]", "train_on_eot: none", "!train_on_eos", "!: all",
           "format: input_output\n"}},
+        {AXOLOTL
+         "datasets: [{path: a.jsonl, type: chat_template, message_field_training: train}]\n",
+         NULL,
+         {"dataset: a.jsonl", "!message_property_mappings"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, message_field_training: learn, "
+                 "field_thinking: thoughts}]\n",
+         NULL,
+         {"message_property_mappings: {training: learn, reasoning_content: thoughts}"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, message_field_training: learn, "
+                 "field_messages: conversations, message_field_role: from, "
+                 "message_field_content: value}]\n",
+         NULL,
+         {"field_messages: conversations",
+          "message_property_mappings: {role: from, content: value, training: learn}"}},
         {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, drop_system_message: true}]\n",
          NULL,
          {"drop_system: true"}},
