@@ -136,8 +136,9 @@ typedef struct tsr_job_evaluation {
  * config.json and the tokenizer of the model). */
 enum tsr_job_purpose { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA };
 
-/* How tsr_job_print_data writes: trained tokens in brackets, or in ANSI colour, or all as JSON. */
-enum tsr_job_form { TSR_JOB_PLAIN, TSR_JOB_COLOUR, TSR_JOB_JSON };
+/* How tsr_job_print_data writes: trained tokens in brackets, or in ANSI colour, or all as JSON, or as a page of HTML that
+ * loads nothing. */
+enum tsr_job_form { TSR_JOB_PLAIN, TSR_JOB_COLOUR, TSR_JOB_JSON, TSR_JOB_HTML };
 
 /* One rank's memory, known before any weight is read. Begin with TSR_JOB_PLAN_INFO_INIT; as tsr_job_report. */
 typedef struct tsr_job_plan_info {
@@ -178,8 +179,8 @@ typedef struct tsr_job_options {
      * ddp_timeout. */
     double timeout_seconds;
     /* Rank 0's messages (without a newline; borrowed during the call), and how far a long call has come: done == total
-     * ends a phase. Both are called on the thread that is inside a call of the library, before it returns.
-     * NULL: none. */
+     * ends a phase, whose name may be followed by how fast it is: "reading (120 rows/s)". Both are called on the thread that
+     * is inside a call of the library, before it returns. NULL: none. */
     void (*log)(void *user, int severity, const char *line);
     void (*progress)(void *user, const char *phase, double done, double total);
     void *user;

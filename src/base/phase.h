@@ -6,7 +6,8 @@
 #ifndef TSR_BASE_PHASE_H
 #define TSR_BASE_PHASE_H
 
-/* Out of `total`, in whatever unit; done == total ends the phase. */
+/* Out of `total`, in whatever unit; done == total ends the phase. A phase may say how fast it is, in parentheses behind its
+ * name: "reading (120 rows/s)". */
 typedef void tsr_phase_sink(void *user, const char *phase, double done, double total);
 
 /* For this thread. `sink` NULL: nobody hears. */

@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "inputs/earlier.h"
+#include "io/file.h"
 #include "io/json.h"
 #include "job/peers.h"
 #include "model/arch/config.h"
@@ -384,17 +385,43 @@ static int plan(run *r)
     return status;
 }
 
+#define PAGE_SAMPLES 5
+
+/* The page beside what is printed. */
+static int write_page(run *r)
+{
+    TSR_AUTO_FREE char *page = NULL;
+    int64_t show = r->usage->show ? r->usage->show : PAGE_SAMPLES;
+    int status = tsr_job_print_data(r->job, show, TSR_JOB_HTML, &page);
+    return status == 0 ? (int)tsr_file_write(r->usage->html, page, strlen(page)) : status;
+}
+
+/* Colour is for people: on a terminal, unless NO_COLOR (no-color.org) is set. */
+static bool wants_colour(void)
+{
+    const char *no = getenv("NO_COLOR");
+    return isatty(STDOUT_FILENO) && !(no && *no);
+}
+
 static int data(run *r)
 {
     TSR_AUTO_FREE char *text = NULL;
-    int form = r->usage->json          ? TSR_JOB_JSON
-               : isatty(STDOUT_FILENO) ? TSR_JOB_COLOUR
-                                       : TSR_JOB_PLAIN;
+    int form = r->usage->json ? TSR_JOB_JSON : wants_colour() ? TSR_JOB_COLOUR : TSR_JOB_PLAIN;
+    if (r->usage->html && r->first) {
+        int written = write_page(r);
+        if (written != 0)
+            return written;
+    }
     int status = tsr_job_print_data(r->job, r->usage->show, form, &text);
     if (status == 0 && form == TSR_JOB_COLOUR)
         put(STDOUT_FILENO, text, TSR_ESCAPE_COLOUR);
     else if (status == 0)
         answer(text, r->usage->json);
+    if (status == 0 && r->usage->html && r->first) {
+        tsr_auto_text line = {0};
+        tsr_text_printf(&line, "page     %s", r->usage->html);
+        tsr_progress_line(r->progress, tsr_text_string(&line));
+    }
     return status;
 }
 

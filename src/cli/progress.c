@@ -3,6 +3,7 @@
 #include "base/escape.h"
 #include "config/config_number.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -215,6 +216,19 @@ static void end_phase(tsr_progress *p)
     emit(p);
 }
 
+/* Bytes of a phase's name, without what is in parentheses behind it. */
+static size_t name_bytes(const char *phase)
+{
+    const char *more = strstr(phase, " (");
+    return more ? (size_t)(more - phase) : strlen(phase);
+}
+
+static bool is_same_phase(const char *a, const char *b)
+{
+    size_t bytes = name_bytes(a);
+    return bytes && bytes == name_bytes(b) && !strncmp(a, b, bytes);
+}
+
 void tsr_progress_phase(tsr_progress *p, const char *phase, double done, double total, double now)
 {
     if (p->mode == TSR_CONFIG_PROGRESS_NONE)
@@ -223,10 +237,9 @@ void tsr_progress_phase(tsr_progress *p, const char *phase, double done, double 
         end_phase(p);
         return;
     }
-    if (strncmp(p->phase, phase, PHASE_BYTES - 1)) {
-        strncpy(p->phase, phase, PHASE_BYTES - 1);
+    if (!is_same_phase(p->phase, phase))
         p->phase_begun = p->phase_said = now;
-    }
+    snprintf(p->phase, PHASE_BYTES, "%s", phase);
     bool bar = p->mode == TSR_CONFIG_PROGRESS_BAR;
     if (now - p->phase_said < (bar ? REDRAW_S : LINE_S))
         return;

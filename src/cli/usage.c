@@ -51,12 +51,16 @@ static const command_row commands[] = {
     {"translate", TSR_COMMAND_TRANSLATE, "tessera translate FILE.yaml [key=value ...]",
      "write a file of axolotl, LLaMA-Factory or TRL as a job.yaml, on stdout; train reads them too",
      NULL, "    tessera translate qlora.yml > job.yaml\n"},
-    {"data", TSR_COMMAND_DATA, "tessera data job.yaml [key=value ...] [--show N] [--json]",
+    {"data", TSR_COMMAND_DATA,
+     "tessera data job.yaml [key=value ...] [--show N] [--html FILE] [--json]",
      "statistics of the tokenised data; reads no weights",
      "    --show N    the first N samples with their trained tokens marked\n"
+     "    --html FILE a page with figures, lengths and the first samples (5, or N), which loads "
+     "nothing\n"
      "    --json      statistics and samples as JSON on stdout\n",
      "    tessera data job.yaml --show 2\n"
-     "    tessera data job.yaml dataset=train.jsonl packing=true --json\n"},
+     "    tessera data job.yaml dataset=train.jsonl packing=true --json\n"
+     "    tessera data job.yaml --html data.html\n"},
     {"merge", TSR_COMMAND_MERGE, "tessera merge job.yaml [key=value ...] [--json]",
      "merge the adapter into the base: a bf16 checkpoint that Transformers loads",
      "    --json      what was written, as JSON on stdout\n\n"
@@ -220,15 +224,29 @@ static tsr_status read_file(const char **out, const char *name, const char *text
     return TSR_OK;
 }
 
+static bool ends_in(const char *file, const char *end)
+{
+    size_t length = strlen(file), bytes = strlen(end);
+    return length > bytes && !strcasecmp(file + length - bytes, end);
+}
+
 /* What is in loss.png, and is no PNG, opens nowhere. */
 static tsr_status check_svg(const char *file)
 {
-    size_t length = strlen(file), end = sizeof ".svg" - 1;
-    if (length > end && !strcasecmp(file + length - end, ".svg"))
+    if (ends_in(file, ".svg"))
         return TSR_OK;
     return tsr_fail(TSR_EUSAGE,
                     "--plot: found %s; the plot is an SVG: expected a name that ends in .svg, such "
                     "as loss.svg",
+                    file);
+}
+
+static tsr_status check_html(const char *file)
+{
+    if (ends_in(file, ".html") || ends_in(file, ".htm"))
+        return TSR_OK;
+    return tsr_fail(TSR_EUSAGE,
+                    "--html: found %s; expected a name that ends in .html, such as data.html",
                     file);
 }
 
@@ -388,6 +406,11 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         return read_ranks(usage, arg, next, index);
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--node"))
         return read_count(&usage->node, "--node", arg, next, index);
+    if (row->command == TSR_COMMAND_DATA && is_option(arg, "--html")) {
+        *index += !arg[6];
+        TSR_TRY(read_file(&usage->html, "--html", arg[6] ? arg + 7 : next, "data.html"));
+        return check_html(usage->html);
+    }
     if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
         return read_count(&usage->show, "--show", arg, next, index);
     bool job = tsr_usage_takes_job(row);

@@ -36,6 +36,7 @@ typedef struct {
     int64_t node;      /* plan --node N; 0: not given */
     const char *roofs; /* plan --roofs FILE; borrowed from argv; NULL: not given */
     int64_t show;      /* data --show N */
+    const char *html;  /* data --html FILE; borrowed from argv; NULL: not given */
     bool json;         /* --json */
     bool all;          /* plan --all: every buffer */
     bool verbose;      /* -v: how it was decided, before the first step */

@@ -46,6 +46,7 @@ typedef enum {
     TSR_CONFIG_FORMAT_SHAREGPT,
     TSR_CONFIG_FORMAT_ALPACA,
     TSR_CONFIG_FORMAT_PROMPT_COMPLETION,
+    TSR_CONFIG_FORMAT_INPUT_OUTPUT,
     TSR_CONFIG_FORMAT_TEXT,
     TSR_CONFIG_FORMAT_PRETOKENIZED
 } tsr_config_format;
@@ -54,6 +55,13 @@ typedef enum {
     TSR_CONFIG_TRUNCATION_RIGHT,
     TSR_CONFIG_TRUNCATION_DROP
 } tsr_config_truncation;
+typedef enum {
+    TSR_CONFIG_EOT_UNSET, /* of a data set: as the job says */
+    TSR_CONFIG_EOT_TURN,
+    TSR_CONFIG_EOT_ALL,
+    TSR_CONFIG_EOT_LAST,
+    TSR_CONFIG_EOT_NONE
+} tsr_config_eot;
 typedef enum {
     TSR_CONFIG_MODULES_NONE,
     TSR_CONFIG_MODULES_ALL_LINEAR,
@@ -99,7 +107,7 @@ typedef enum {
 typedef enum { TSR_CONFIG_DEFAULTS_TESSERA, TSR_CONFIG_DEFAULTS_TRL } tsr_config_defaults;
 
 typedef struct {
-    const char **items;
+    const char **items; /* NULL: not given */
     int count;
 } tsr_config_strings;
 
@@ -136,10 +144,13 @@ typedef struct {
     const char *text_field;
     const char *chat_template;
     const char *field_messages, *field_system, *field_tools, *field_instruction, *field_input,
-        *field_output;
+        *field_output, *field_history;
     const char *field_human, *field_model;      /* words for user and assistant */
     tsr_config_names message_property_mappings; /* what the reader calls it -> what the rows do */
     tsr_config_names roles;                     /* role -> words for it */
+    tsr_config_strings roles_to_train;          /* as the job's */
+    tsr_config_eot train_on_eot;
+    bool drop_system;
 } tsr_config_set;
 
 typedef struct {
@@ -199,6 +210,10 @@ typedef struct {
     tsr_config_choice eval_packing; /* never AUTO after loading: `packing` */
     tsr_config_choice assistant_only_loss, completion_only_loss; /* NO with train_on_inputs */
     bool train_on_inputs;
+    tsr_config_strings roles_to_train; /* items NULL: not given; an empty list: turns that say so */
+    tsr_config_eot train_on_eot;
+    const char *response_template; /* NULL: none */
+    const char *default_system;    /* NULL: none */
     bool shuffle, group_by_length;
     int64_t data_seed;         /* after loading: `seed` unless given */
     const char *chat_template; /* a name or a file; NULL: the model's own */

@@ -271,6 +271,26 @@ static void check_inputs(const checker *c)
                              where(c, "train_on_inputs"), keys[i], where(c, keys[i]));
 }
 
+/* response_template against what else says which part of a row is trained. */
+static void check_response(const checker *c)
+{
+    const tsr_config *config = c->config;
+    const struct {
+        const char *key;
+        bool against;
+    } others[] = {
+        {"assistant_only_loss", config->assistant_only_loss == TSR_CONFIG_CHOICE_YES},
+        {"completion_only_loss", config->completion_only_loss == TSR_CONFIG_CHOICE_YES},
+        {"train_on_inputs", config->train_on_inputs},
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others && config->response_template; i++)
+        if (others[i].against)
+            tsr_config_error(c->errors, where_set(c, "response_template", others[i].key),
+                             "response_template (%s) says what of a row is trained, and so does "
+                             "%s: true (%s); leave out one",
+                             where(c, "response_template"), others[i].key, where(c, others[i].key));
+}
+
 static void check_data(const checker *c)
 {
     const tsr_config *config = c->config;
@@ -509,6 +529,7 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_data(&c);
     check_split(&c);
     check_inputs(&c);
+    check_response(&c);
     check_batch(&c);
     check_adapter(&c);
     check_start(&c);

@@ -294,6 +294,11 @@ bool tsr_config_read_list(void *field, const tsr_key *key, const tsr_yaml_value 
             *(tsr_config_strings *)field = (tsr_config_strings){0};
             return true;
         }
+        if (value->kind == TSR_YAML_LIST && !value->count && key->flags & TSR_KEY_EMPTY_TOO) {
+            const char **items = tsr_config_store_allocate(place->store, sizeof *items);
+            *(tsr_config_strings *)field = (tsr_config_strings){items, 0};
+            return items != NULL;
+        }
         return tsr_config_read_strings(field, key, value, place);
     case TSR_KEY_DATA:
         if (null) {

@@ -264,7 +264,7 @@ void tsr_config_put(tsr_text *out, const void *fields, const tsr_key *key)
         if (((const tsr_config_strings *)field)->count)
             put_strings(out, field);
         else
-            tsr_text_puts(out, "null");
+            tsr_text_puts(out, ((const tsr_config_strings *)field)->items ? "[]" : "null");
         return;
     case TSR_KEY_DATA:
         put_data(out, field);

@@ -43,7 +43,17 @@ static const tsr_key_word format_words[] = {
     {"sharegpt", TSR_CONFIG_FORMAT_SHAREGPT, NULL},
     {"alpaca", TSR_CONFIG_FORMAT_ALPACA, NULL},
     {"prompt_completion", TSR_CONFIG_FORMAT_PROMPT_COMPLETION, NULL},
+    {"input_output", TSR_CONFIG_FORMAT_INPUT_OUTPUT, NULL},
     {"text", TSR_CONFIG_FORMAT_TEXT, NULL},
+    END,
+};
+static const tsr_key_word eot_words[] = {
+    {"turn", TSR_CONFIG_EOT_TURN, NULL},
+    {"all", TSR_CONFIG_EOT_ALL, NULL},
+    {"last", TSR_CONFIG_EOT_LAST, NULL},
+    {"none", TSR_CONFIG_EOT_NONE, NULL},
+    {"true", TSR_CONFIG_EOT_TURN, NULL},
+    {"false", TSR_CONFIG_EOT_NONE, NULL},
     END,
 };
 static const tsr_key_word mixing_words[] = {
@@ -56,14 +66,9 @@ static const tsr_key_word token_words[] = {
     {"sep_token", 0, NULL}, {"cls_token", 0, NULL}, {"mask_token", 0, NULL}, END,
 };
 static const tsr_key_word property_words[] = {
-    {"role", 0, NULL},
-    {"content", 0, NULL},
-    {"reasoning_content", 0, NULL},
-    {"tool_calls", 0, NULL},
-    {"name", 0, NULL},
-    {"tool_call_id", 0, NULL},
-    {"weight", 0, NULL},
-    END,
+    {"role", 0, NULL},       {"content", 0, NULL},  {"reasoning_content", 0, NULL},
+    {"tool_calls", 0, NULL}, {"name", 0, NULL},     {"tool_call_id", 0, NULL},
+    {"weight", 0, NULL},     {"training", 0, NULL}, END,
 };
 static const tsr_key_word role_words[] = {
     {"system", 0, NULL}, {"user", 0, NULL}, {"assistant", 0, NULL}, {"tool", 0, NULL}, END,
@@ -248,6 +253,21 @@ static const tsr_key data_keys[] = {
     {"train_on_inputs", G, TSR_KEY_BOOL, AT(train_on_inputs), .flags = TSR_KEY_RESULT,
      .initial = "false",
      .help = "train all tokens of a row: assistant_only_loss and completion_only_loss are false"},
+    {"roles_to_train", G, TSR_KEY_STRINGS, AT(roles_to_train),
+     .flags = TSR_KEY_RESULT | TSR_KEY_EMPTY_TOO, .none = "null", .initial = "null",
+     .help =
+         "roles whose turns in chats are trained; null: the assistant's; []: the turns that say "
+         "train: true"},
+    {"train_on_eot", G, TSR_KEY_WORD, AT(train_on_eot), eot_words, .flags = TSR_KEY_RESULT,
+     .initial = "turn",
+     .help = "which ends of turns (<|im_end|>, </s>) are trained: of trained turns, of all, of the "
+             "last trained one (also train_on_eos)"},
+    {"response_template", G, TSR_KEY_STRING, AT(response_template),
+     .flags = TSR_KEY_PATH | TSR_KEY_RESULT, .none = "null", .initial = "null",
+     .help = "train what follows the last place of this text in a row, and nothing else"},
+    {"default_system", G, TSR_KEY_STRING, AT(default_system),
+     .flags = TSR_KEY_PATH | TSR_KEY_RESULT, .none = "null", .initial = "null",
+     .help = "system prompt of chats that have none"},
     {"shuffle", G, TSR_KEY_BOOL, AT(shuffle), .flags = TSR_KEY_RESULT, .initial = "true",
      .help = "a new order each epoch; false: file order"},
     {"group_by_length", G, TSR_KEY_BOOL, AT(group_by_length), .flags = TSR_KEY_RESULT,
@@ -520,11 +540,16 @@ static const tsr_key set_members[] = {
     TEXT(field_instruction),
     TEXT(field_input),
     TEXT(field_output),
+    TEXT(field_history),
     TEXT(field_human),
     TEXT(field_model),
     {"message_property_mappings", .type = TSR_KEY_NAMES, IN_SET(message_property_mappings),
      .words = property_words, .flags = TSR_KEY_ONE_EACH},
     {"roles", .type = TSR_KEY_NAMES, IN_SET(roles), .words = role_words},
+    {"roles_to_train", .type = TSR_KEY_STRINGS, IN_SET(roles_to_train), .flags = TSR_KEY_EMPTY_TOO},
+    {"train_on_eot", .type = TSR_KEY_WORD, IN_SET(train_on_eot), .words = eot_words},
+    {"drop_system", .type = TSR_KEY_BOOL, .offset = offsetof(tsr_config_set, drop_system),
+     .initial = "false"},
 };
 
 const tsr_key *tsr_keys_of_set(int *count)

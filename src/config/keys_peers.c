@@ -21,6 +21,7 @@ static const tsr_key_alias aliases[] = {
     {"dataset_name", "dataset", NULL, 0, NULL},
     {"shuffle_dataset", "shuffle", shuffle_dataset_map, 0, "expected true or false"},
     {"chat_template_path", "chat_template", NULL, 0, NULL},
+    {"train_on_eos", "train_on_eot", NULL, 0, NULL},
     {"train_sampling_strategy", "shuffle", sampling_map, 0,
      "expected random or sequential (as well: group_by_length: true)"},
     {"truncation_mode", "truncation", truncation_map, 0,

@@ -101,12 +101,10 @@ static const struct {
     {"field_model", "field_model", NULL, NULL},
     {"field", "text_field", NULL, NULL},
     {"text_column", "text_field", NULL, NULL},
-    {"drop_system_message", NULL, "false", "remove the system messages beforehand"},
+    {"drop_system_message", "drop_system", NULL, NULL},
     {"split_thinking", NULL, "false", "put the thinking into reasoning_content"},
-    {"message_field_training", NULL, "training train", "call it training"},
     {"message_field_training_detail", NULL, "training_detail",
      "parts of a turn cannot be trained alone"},
-    {"field_thinking", NULL, "reasoning_content thinking reasoning", "call it reasoning_content"},
     {"template_thinking_key", NULL, "reasoning_content", "the template sees reasoning_content"},
     {"shards", NULL, "1", "split: train[:10%] takes a part"},
     {"shards_idx", NULL, "0", "split: train[:10%] takes a part"},
@@ -120,7 +118,8 @@ static const struct {
 /* Of no meaning here. */
 static const char idle[] =
     "path type data_files ds_type trust_remote_code revision preprocess_shards "
-    "message_field_role message_field_content chat_template chat_template_jinja "
+    "message_field_role message_field_content message_field_training field_thinking chat_template "
+    "chat_template_jinja "
     "field_chosen field_rejected temperature";
 
 static const char mine[] = "a prompt of its own cannot be given; write such rows as "
@@ -177,6 +176,14 @@ static tsr_yaml_value join_path(const tsr_peers_work *work, const tsr_yaml_value
     return value;
 }
 
+/* A member of messages that a set calls otherwise than rows are read; NULL: it does not. */
+static const tsr_yaml_value *other_name(const tsr_yaml_value *set, const char *key,
+                                        const char *usual)
+{
+    const tsr_yaml_value *name = tsr_peers_member(set, key);
+    return name && !tsr_peers_is_one_of(name, usual) ? name : NULL;
+}
+
 /* Chats under other names. ShareGPT's, with its roles, have a format of their own. */
 static void put_messages(const tsr_peers_work *work, tsr_yaml_value *out, const tsr_yaml_value *set,
                          const char *format)
@@ -189,7 +196,11 @@ static void put_messages(const tsr_peers_work *work, tsr_yaml_value *out, const 
         role = tsr_peers_member(names, "role");
         content = tsr_peers_member(names, "content");
     }
-    bool others = names && names->count > 2, roles = tsr_peers_member(set, "roles");
+    const tsr_yaml_value *flag = other_name(set, "message_field_training", "training train");
+    const tsr_yaml_value *thought =
+        other_name(set, "field_thinking", "reasoning_content thinking reasoning");
+    bool others = (names && names->count > 2) || flag || thought,
+         roles = tsr_peers_member(set, "roles");
     bool plain = (!role || is_text(role, "role")) && (!content || is_text(content, "content"));
     if (is_text(field, "conversations") && is_text(role, "from") && is_text(content, "value") &&
         !others && !roles) {
@@ -199,14 +210,20 @@ static void put_messages(const tsr_peers_work *work, tsr_yaml_value *out, const 
     tsr_peers_put(work, out, "format", tsr_peers_text(work, format));
     if (field && !is_text(field, "messages"))
         tsr_peers_put(work, out, "field_messages", *field);
-    if (names && others) {
-        tsr_peers_put(work, out, "message_property_mappings", *names);
-    } else if (!plain) {
-        tsr_yaml_value map = tsr_peers_room(work, TSR_YAML_MAP, 2);
+    if (plain && !others)
+        return;
+    tsr_yaml_value map = tsr_peers_room(work, TSR_YAML_MAP, 4 + (names ? names->count : 0));
+    for (int i = 0; names && others && i < names->count; i++)
+        tsr_peers_put(work, &map, names->keys[i].text, names->items[i]);
+    if (!map.count && !plain) {
         tsr_peers_put(work, &map, "role", role ? *role : tsr_peers_text(work, "role"));
         tsr_peers_put(work, &map, "content", content ? *content : tsr_peers_text(work, "content"));
-        tsr_peers_put(work, out, "message_property_mappings", map);
     }
+    if (flag)
+        tsr_peers_put(work, &map, "training", *flag);
+    if (thought)
+        tsr_peers_put(work, &map, "reasoning_content", *thought);
+    tsr_peers_put(work, out, "message_property_mappings", map);
 }
 
 /* Whether the value is what is done without it. */
@@ -216,16 +233,20 @@ static bool is_usual(const char *name, const tsr_yaml_value *value)
     return (!strcmp(name, "split") && is_text(value, "train")) ||
            (!strcmp(name, "roles_to_train") && list && is_text(&value->items[0], "assistant")) ||
            (!strncmp(name, "train_on_eo", 11) && is_text(value, "turn")) ||
+           (!strcmp(name, "drop_system_message") && tsr_peers_is_one_of(value, "false")) ||
            (!strcmp(name, "field_system") && is_text(value, "system")) ||
            (!strcmp(name, "field_tools") && is_text(value, "tools"));
 }
 
 static void put_member(tsr_peers_work *work, tsr_yaml_value *out, const tsr_config_entry *entry,
-                       const tsr_yaml_value *key, const tsr_yaml_value *value)
+                       const tsr_yaml_value *set, int member)
 {
+    const tsr_yaml_value *key = &set->keys[member], *value = &set->items[member];
     if (tsr_yaml_is_null(value) || tsr_peers_is_one_of(key, idle) ||
         !strcmp(key->text, "field_messages") || !strcmp(key->text, "message_property_mappings"))
         return;
+    if (!strcmp(key->text, "train_on_eos") && tsr_peers_member(set, "train_on_eot"))
+        return; /* of which it is the default there */
     int m = 0;
     while (m < COUNT(members) && strcmp(members[m].name, key->text) != 0)
         m++;
@@ -237,15 +258,16 @@ static void put_member(tsr_peers_work *work, tsr_yaml_value *out, const tsr_conf
         tsr_peers_refuse(work, entry, value, "%s: %s", key->text, members[m].why);
 }
 
+/* Of chats; rows of other types have no template there. */
 static void put_template(tsr_peers_work *work, tsr_yaml_value *out, const tsr_config_entry *entry,
-                         const tsr_yaml_value *set)
+                         const tsr_yaml_value *set, const char *format)
 {
     const tsr_yaml_value *file = tsr_peers_member(set, "chat_template_jinja");
     const tsr_yaml_value *name = tsr_peers_member(set, "chat_template");
     const char *text = file   ? name_file(work, entry, file)
                        : name ? name_template(work, entry, name)
                               : NULL;
-    if (text)
+    if (text && (!strcmp(format, "messages") || !strcmp(format, "sharegpt")))
         tsr_peers_put(work, out, "chat_template", tsr_peers_text(work, text));
 }
 
@@ -268,8 +290,8 @@ static void add_set(tsr_peers_work *work, tsr_yaml_value *list, const tsr_config
     else
         tsr_peers_put(work, &out, "format", tsr_peers_text(work, format));
     for (int i = 0; i < set->count; i++)
-        put_member(work, &out, entry, &set->keys[i], &set->items[i]);
-    put_template(work, &out, entry, set);
+        put_member(work, &out, entry, set, i);
+    put_template(work, &out, entry, set, format);
     tsr_peers_push(list, out);
     if (!strcmp(format, "alpaca"))
         tsr_peers_remark(work,

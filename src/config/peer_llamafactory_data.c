@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define MEMBERS 12 /* of a data set here, at most */
+#define MEMBERS 13 /* of a data set here, at most */
 
 /* ---- templates ---- */
 
@@ -125,7 +125,7 @@ static bool read_info(reader *r, const tsr_yaml_value *name)
 /* What cannot be read here. */
 static bool is_refused(const reader *r, const tsr_yaml_value *name, const tsr_yaml_value *set)
 {
-    static const char *const media[] = {"images", "videos", "audios", "history"};
+    static const char *const media[] = {"images", "videos", "audios"};
     const tsr_yaml_value *hub = tsr_peers_member(set, "hf_hub_url");
     const tsr_yaml_value *columns = tsr_peers_member(set, "columns");
     const tsr_yaml_value *ranking = tsr_peers_member(set, "ranking");
@@ -146,10 +146,10 @@ static bool is_refused(const reader *r, const tsr_yaml_value *name, const tsr_ya
         tsr_peers_refuse(r->work, r->entry, name, "it has preferences, which are not trained on");
         return true;
     }
-    for (int i = 0; columns && i < 4; i++)
+    for (int i = 0; columns && i < 3; i++)
         if (tsr_peers_member(columns, media[i])) {
-            tsr_peers_refuse(r->work, r->entry, name, "its column \"%s\" cannot be read here; %s",
-                             media[i], i == 3 ? "write such rows as messages" : "rows are text");
+            tsr_peers_refuse(r->work, r->entry, name,
+                             "its column \"%s\" cannot be read here; rows are text", media[i]);
             return true;
         }
     return false;
@@ -173,6 +173,7 @@ static void put_alpaca(const reader *r, tsr_yaml_value *out, const tsr_yaml_valu
     put_column(r, out, columns, "prompt", "instruction", "field_instruction");
     put_column(r, out, columns, "query", "input", "field_input");
     put_column(r, out, columns, "response", "output", "field_output");
+    put_column(r, out, columns, "history", "history", "field_history");
     put_column(r, out, columns, "system", "system", "field_system");
     put_column(r, out, columns, "tools", "tools", "field_tools");
     put_text(r, out, "chat_template", name ? name : "tokenizer_default");

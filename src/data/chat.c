@@ -253,17 +253,15 @@ static tsr_status mark_turns(tsr_conversation *c, size_t first)
     return TSR_OK;
 }
 
-/* Where more than the assistant's turns was marked, or the template did it: takes back the turns that say they
- * are not trained. */
-static tsr_status unmark_turns(tsr_conversation *c, size_t first, bool assistant_only)
+/* Where more than the assistant's turns was marked: takes back the turns that say they are not trained. */
+static tsr_status unmark_turns(tsr_conversation *c, size_t first)
 {
     const tsr_tokens *t = &c->row->tokens;
     size_t at = 0;
     for (size_t i = first; i < json_array_size(c->messages); i++) {
         const json_t *message = json_array_get(c->messages, i);
         tsr_span turn;
-        if (tsr_chat_asks_training(message) != 0 ||
-            (assistant_only && !tsr_chat_is_assistant(message)))
+        if (tsr_chat_asks_training(message) != 0)
             continue;
         TSR_TRY(tsr_chat_turn(&turn, c, i));
         while (at < t->count && t->spans[at].end <= turn.begin)
@@ -340,29 +338,45 @@ static void mark_generation(tsr_chat_row *row, size_t begin)
     }
 }
 
+/* Findings are about the assistant's turns with their ends; a choice of its own is not in vain. */
+static void drop_findings(tsr_chat_row *row, const tsr_chat_training *training)
+{
+    const unsigned bare = 1u << TSR_FINDING_BARE | 1u << TSR_FINDING_HOLLOW;
+    if (training->roles)
+        row->findings &= ~(bare | 1u << TSR_FINDING_IN_VAIN);
+    if (training->ends == TSR_CHAT_ENDS_NONE)
+        row->findings &= ~bare;
+}
+
 static tsr_status encode(tsr_conversation *c, const json_t *tools, size_t prompt_count,
-                         bool assistant_only)
+                         const tsr_chat_training *training)
 {
     tsr_chat_row *row = c->row;
     size_t at = 0, begin;
+    bool assistant_only = training->assistant_only;
+    bool chosen = assistant_only && (training->roles || training->ends != TSR_CHAT_ENDS_TURN);
     TSR_TRY(render_row(c, tools, false));
     TSR_TRY(find_prompt(&begin, c, prompt_count));
     TSR_TRY(reserve_mask(row, !assistant_only && !prompt_count));
     TSR_TRY(tsr_chat_note_findings(c, prompt_count, assistant_only));
-    if (assistant_only && !tsr_template_marks_generation(c->chat->chosen))
+    if (assistant_only && !chosen && !tsr_template_marks_generation(c->chat->chosen))
         return mark_turns(c, prompt_count);
-    if (assistant_only)
-        mark_generation(row, begin);
-    else if (prompt_count)
-        mark(row, &at, begin, row->text.length);
-    return unmark_turns(c, prompt_count, assistant_only);
+    if (!assistant_only) {
+        if (prompt_count)
+            mark(row, &at, begin, row->text.length);
+        return unmark_turns(c, prompt_count);
+    }
+    mark_generation(row, begin);
+    drop_findings(row, training);
+    return tsr_chat_choose(c, prompt_count, training);
 }
 
 tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
-                           const json_t *tools, size_t prompt_count, bool assistant_only)
+                           const json_t *tools, size_t prompt_count,
+                           const tsr_chat_training *training)
 {
     tsr_conversation c = {.chat = chat, .row = row, .messages = messages};
-    tsr_status status = encode(&c, tools, prompt_count, assistant_only);
+    tsr_status status = encode(&c, tools, prompt_count, training);
     tsr_conversation_free(&c);
     return status;
 }

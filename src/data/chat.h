@@ -61,6 +61,35 @@ const char *tsr_chat_standard_role(const char *word);
 /* Appends the words other than the standard ones: "developer, human, ...". */
 void tsr_chat_put_roles(tsr_text *out);
 
+/* Roles as bits, and that some were chosen; the assistant's alone is what is trained without. */
+enum {
+    TSR_CHAT_SYSTEM = 1,
+    TSR_CHAT_USER = 2,
+    TSR_CHAT_ASSISTANT = 4,
+    TSR_CHAT_TOOL = 8,
+    TSR_CHAT_ROLES_CHOSEN = 16
+};
+
+/* The bit of a word for a role; 0: no such word. */
+unsigned tsr_chat_role_bit(const char *word);
+
+/* Which ends of turns (<|im_end|>, </s>) are trained: those of trained turns, those of all, that of the last trained turn, none. */
+typedef enum {
+    TSR_CHAT_ENDS_TURN,
+    TSR_CHAT_ENDS_ALL,
+    TSR_CHAT_ENDS_LAST,
+    TSR_CHAT_ENDS_NONE
+} tsr_chat_ends;
+
+/* What of a chat is trained; zero: all of it. */
+typedef struct {
+    bool assistant_only; /* the turns of `roles`, with their ends */
+    unsigned
+        roles; /* bits, with TSR_CHAT_ROLES_CHOSEN: then a message's own switch counts for every role; 0: the
+                            assistant's */
+    tsr_chat_ends ends;
+} tsr_chat_training;
+
 /* The keys of a message that say whether its turn is trained; NULL at the end. */
 extern const char *const tsr_chat_training_keys[];
 
@@ -101,12 +130,13 @@ bool tsr_chat_dated(const tsr_chat *chat);
 void tsr_chat_set_dated(tsr_chat *chat);
 
 /* Fills *row from `messages`, an array of {role, content, ...}; `tools` is an array or NULL.
- * assistant_only: the mask as above, otherwise all tokens are trained. The first prompt_count
+ * training->assistant_only: the mask as above, otherwise all tokens are trained. The first prompt_count
  * messages and the generation prompt after them are never trained (0: no such prompt). TSR_EDATA: a
  * message without role or content, or whose training is not understood; the template raised, or the turns
  * cannot be told apart. */
 tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
-                           const json_t *tools, size_t prompt_count, bool assistant_only);
+                           const json_t *tools, size_t prompt_count,
+                           const tsr_chat_training *training);
 
 /* The text and tokens of `messages` with the generation prompt; the mask is all zero. */
 tsr_status tsr_chat_prompt(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,

@@ -9,6 +9,7 @@
  * chat_findings.c  what is worth a warning about a row
  * chat_marks.c     where the words of messages are in a rendering
  * chat_turns.c     where a turn begins and ends, by these places
+ * chat_trained.c   what is trained where roles or ends of turns were chosen
  * chat_prefix.c    the same by rendering up to the turn and through it, where that does not tell
  */
 #ifndef TSR_DATA_CHAT_PARTS_H
@@ -149,6 +150,14 @@ size_t tsr_chat_behind_mark(const tsr_conversation *c, const tsr_text *marked, s
 tsr_status tsr_chat_turn_by_places(bool *found, tsr_span *out, tsr_conversation *c, size_t index);
 /* TSR_EDATA: this way does not tell either, and why. */
 tsr_status tsr_chat_turn_by_prefix(tsr_span *out, tsr_conversation *c, size_t index);
+
+/* What ends a turn of the assistant, as message `index` has one, without white space: "<|im_end|>". Borrowed from `c`; NULL: it
+ * has no end, or cannot be told. */
+tsr_status tsr_chat_end(const char **out, size_t *bytes, tsr_conversation *c, size_t index);
+
+/* Marks what training->roles and ->ends say, behind the first messages; with {% generation %} the assistant's turns are
+ * marked already. TSR_EDATA: the template does not show what is needed. (chat_trained.c) */
+tsr_status tsr_chat_choose(tsr_conversation *c, size_t first, const tsr_chat_training *training);
 
 bool tsr_chat_begins(const tsr_text *text, const tsr_text *with);
 

@@ -47,6 +47,15 @@ const char *tsr_chat_standard_role(const char *word)
     return NULL;
 }
 
+unsigned tsr_chat_role_bit(const char *word)
+{
+    const char *role = tsr_chat_standard_role(word);
+    for (unsigned i = 0; role && i < STANDARD; i++)
+        if (!strcmp(role, spellings[i].word))
+            return 1u << i;
+    return 0;
+}
+
 void tsr_chat_put_roles(tsr_text *out)
 {
     for (size_t i = STANDARD; i < SPELLINGS; i++)

@@ -239,6 +239,34 @@ static tsr_status learn_tail(tsr_conversation *c, size_t index)
     return c->tail.failed ? tsr_fail(TSR_ENOMEM, "no memory for the text of a row") : TSR_OK;
 }
 
+/* Bytes of the tail where more follows: without the end of sequence that some templates put behind all (Phi-3). */
+static size_t inner_tail(const tsr_conversation *c)
+{
+    const char *eos = json_string_value(json_object_get(c->chat->names, "eos_token"));
+    size_t length = eos ? strlen(eos) : 0;
+    bool ends = length && length < c->tail.length &&
+                !memcmp(tsr_text_string(&c->tail) + c->tail.length - length, eos, length);
+    return c->tail.length - (ends ? length : 0);
+}
+
+tsr_status tsr_chat_end(const char **out, size_t *bytes, tsr_conversation *c, size_t index)
+{
+    *out = NULL;
+    if (!c->marked)
+        TSR_TRY(tsr_chat_place(c));
+    if (c->tail_state == TSR_TAIL_UNKNOWN)
+        TSR_TRY(learn_tail(c, index));
+    if (c->tail_state == TSR_TAIL_NONE)
+        return TSR_OK;
+    const char *tail = tsr_text_string(&c->tail);
+    size_t begin = tsr_chat_space(tail), end = inner_tail(c);
+    while (end > begin && strchr(" \t\r\n", tail[end - 1]))
+        end--;
+    *bytes = end > begin ? end - begin : 0;
+    *out = *bytes ? tail + begin : NULL;
+    return TSR_OK;
+}
+
 /* Learns whether a turn with calls ends with the same tail. */
 static tsr_status learn_calls(tsr_conversation *c, size_t index)
 {
@@ -257,16 +285,6 @@ static tsr_status learn_calls(tsr_conversation *c, size_t index)
 }
 
 /* ---- the end ---- */
-
-/* Bytes of the tail where more follows: without the end of sequence that some templates put behind all (Phi-3). */
-static size_t inner_tail(const tsr_conversation *c)
-{
-    const char *eos = json_string_value(json_object_get(c->chat->names, "eos_token"));
-    size_t length = eos ? strlen(eos) : 0;
-    bool ends = length && length < c->tail.length &&
-                !memcmp(tsr_text_string(&c->tail) + c->tail.length - length, eos, length);
-    return c->tail.length - (ends ? length : 0);
-}
 
 /* A turn of words alone, which end at `from`: behind the white space of its content, if the template kept that,
  * comes the tail. */

@@ -19,6 +19,7 @@ typedef enum {
     TSR_DATA_SHAREGPT,
     TSR_DATA_ALPACA,
     TSR_DATA_PROMPT_COMPLETION,
+    TSR_DATA_INPUT_OUTPUT,
     TSR_DATA_TEXT
 } tsr_data_format;
 

@@ -27,10 +27,13 @@ typedef struct {
     char place[4200];       /* for messages */
     double done, total;     /* bytes, of all files; done: before this one */
     int64_t bad_rows;       /* likewise */
+    double begun, told;     /* when */
+    const char *phase;      /* with how fast it is, once that is known */
     double late;            /* when further bad rows are not looked for any more */
     bool gave_up;           /* it was so late */
     size_t longest;         /* tokens of a row beyond max_length */
     tsr_error *first_error; /* of the first bad row */
+    tsr_error *damage;      /* of a file whose packing is; NULL: none */
     tsr_text others;        /* the places of the next few */
     tsr_text checked;       /* the place of the last row that was looked at since */
 } reader;
@@ -45,6 +48,7 @@ static const struct {
     {TSR_DATA_SHAREGPT, "sharegpt"},
     {TSR_DATA_ALPACA, "alpaca"},
     {TSR_DATA_PROMPT_COMPLETION, "prompt_completion"},
+    {TSR_DATA_INPUT_OUTPUT, "input_output"},
     {TSR_DATA_TEXT, "text"},
 };
 
@@ -181,7 +185,8 @@ static tsr_status append(tsr_dataset *data, const tsr_tokenized *row)
 /* What is trained must be something that the rows have. */
 static tsr_status check_loss(tsr_data_format format, const tsr_dataset_options *options)
 {
-    bool pairs = format == TSR_DATA_PROMPT_COMPLETION || format == TSR_DATA_ALPACA;
+    bool pairs = format == TSR_DATA_PROMPT_COMPLETION || format == TSR_DATA_ALPACA ||
+                 format == TSR_DATA_INPUT_OUTPUT;
     bool chats = format == TSR_DATA_MESSAGES || format == TSR_DATA_SHAREGPT ||
                  format == TSR_DATA_PROMPT_COMPLETION;
     if (options->assistant_only == TSR_LOSS_YES && !chats)
@@ -193,6 +198,21 @@ static tsr_status check_loss(tsr_data_format format, const tsr_dataset_options *
         return tsr_fail(TSR_ECONFIG,
                         "%s: completion_only_loss: true needs rows with prompt and completion, but "
                         "the format of %s is %s; leave the key out",
+                        tsr_dataset_key(options), options->files[0], tsr_data_format_name(format));
+    bool chosen = options->training.roles || options->training.ends != TSR_CHAT_ENDS_TURN;
+    if (chosen && (options->assistant_only == TSR_LOSS_NO || options->response_template))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: roles_to_train and train_on_eot choose parts of a chat, but %s; leave "
+                        "one out",
+                        tsr_dataset_key(options),
+                        options->response_template
+                            ? "response_template says what is trained"
+                            : "assistant_only_loss: false (or train_on_inputs) trains all of it");
+    bool texts = format != TSR_DATA_PRETOKENIZED && format != TSR_DATA_INPUT_OUTPUT;
+    if (options->response_template && !texts)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: response_template is looked for in the text of a row, but the format "
+                        "of %s is %s, whose rows say what is trained; leave the key out",
                         tsr_dataset_key(options), options->files[0], tsr_data_format_name(format));
     return TSR_OK;
 }
@@ -273,6 +293,20 @@ static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *opti
 
 #define PHASE "reading and tokenizing"
 
+/* Says how far it has come; once a second also how fast. */
+static void tell(reader *r, const tsr_dataset *data)
+{
+    static _Thread_local char speed[64]; /* who listens may keep the pointer */
+    double now = tsr_now();
+    if (now - r->told >= 1) {
+        double rows = (double)data->stats.rows / (now - r->begun);
+        snprintf(speed, sizeof speed, PHASE " (%.0f rows/s)", rows);
+        r->phase = speed;
+        r->told = now;
+    }
+    tsr_phase_at(r->phase, r->done + tsr_table_done(r->table), r->total);
+}
+
 #define PLACES 5 /* bad rows that are named behind the first */
 
 #define SECONDS_MORE 30 /* for the others */
@@ -285,6 +319,17 @@ static void note_bad_row(reader *r, const tsr_tokenized *row)
     } else if (r->bad_rows - 1 <= PLACES)
         tsr_text_printf(&r->others, "%s%s", r->others.length ? ", " : "",
                         tsr_text_string(&row->place));
+}
+
+/* The first of the rows to which max_length did something. */
+static void note_loss(tsr_dataset_stats *stats, const tsr_tokenized *row)
+{
+    tsr_found *found = row->fate == TSR_ROW_CUT        ? &stats->first_cut
+                       : row->fate == TSR_ROW_TOO_LONG ? &stats->first_too_long
+                       : row->fate == TSR_ROW_EMPTIED  ? &stats->first_emptied
+                                                       : NULL;
+    if (found && !found->rows++)
+        *found = (tsr_found){1, row->line, row->file};
 }
 
 /* A row that is done. */
@@ -304,6 +349,7 @@ static tsr_status take_row(tsr_dataset *data, reader *r, const tsr_tokenized *ro
     stats->truncated += row->fate == TSR_ROW_CUT;
     stats->too_long += row->fate == TSR_ROW_TOO_LONG;
     stats->emptied += row->fate == TSR_ROW_EMPTIED;
+    note_loss(stats, row);
     tsr_row_merge_keys(&data->unread_keys, &row->keys);
     if (!r->bad_rows)
         return row->words ? append(data, row) : TSR_OK;
@@ -355,6 +401,13 @@ static tsr_status give_row(tsr_dataset *data, reader *r, json_t *object, tsr_sta
     return TSR_OK;
 }
 
+/* Rows before the place where it shows may be wrong for the same reason. */
+static void note_damage(reader *r, tsr_status status)
+{
+    if (!r->damage && (r->damage = malloc(sizeof *r->damage)))
+        tsr_error_take(r->damage, status);
+}
+
 static tsr_status read_file(tsr_dataset *data, reader *r, int file,
                             const tsr_dataset_options *options)
 {
@@ -368,9 +421,11 @@ static tsr_status read_file(tsr_dataset *data, reader *r, int file,
             break;
         if (status < 0 && status != TSR_EDATA)
             return status;
+        if (status < 0 && r->table && tsr_table_is_damaged(r->table))
+            note_damage(r, status);
         data->stats.rows++;
         if (r->table) /* the number of asked ones is not known before their end */
-            tsr_phase_at(PHASE, r->done + tsr_table_done(r->table), r->total);
+            tell(r, data);
         TSR_TRY(give_row(data, r, object, status, file, options));
     }
     close_file(r);
@@ -399,6 +454,13 @@ static tsr_status refuse_rows(const reader *r, const tsr_dataset_options *option
     tsr_status status = tsr_error_put(r->first_error);
     if (r->bad_rows == 1)
         return status;
+    if (r->damage) {
+        tsr_auto_text first = {0};
+        tsr_text_puts(&first, tsr_last_error());
+        (void)tsr_error_put(r->damage);
+        return tsr_fail(status, "%s (and %lld bad rows, which that may explain: %s)",
+                        tsr_last_error(), (long long)r->bad_rows - 1, tsr_text_string(&first));
+    }
     return tsr_fail(status, "%s (and %lld more bad rows%s%s: %s%s%s)", tsr_last_error(),
                     (long long)r->bad_rows - 1, r->gave_up ? " as far as " : "",
                     r->gave_up ? tsr_text_string(&r->checked) : "", tsr_text_string(&r->others),
@@ -411,7 +473,10 @@ tsr_status tsr_dataset_read_files(tsr_dataset *data, const tsr_dataset_options *
                 .columns = options->columns,
                 .skip = options->skip_rows,
                 .first_error = malloc(sizeof(tsr_error)),
+                .begun = tsr_now(),
+                .phase = PHASE,
                 .total = options->rows.next ? 1 : file_bytes(data)};
+    r.told = r.begun;
     tsr_status status = tsr_tokenize_create(&r.tokenize, data->format, options);
     if (status >= 0 && !r.first_error)
         status = tsr_fail(TSR_ENOMEM, "%s: out of memory", tsr_dataset_key(options));
@@ -425,6 +490,7 @@ tsr_status tsr_dataset_read_files(tsr_dataset *data, const tsr_dataset_options *
         status = refuse_rows(&r, options);
     close_file(&r);
     free(r.first_error);
+    free(r.damage);
     tsr_text_free(&r.others);
     tsr_text_free(&r.checked);
     return status;
@@ -476,8 +542,10 @@ void tsr_dataset_destroy(tsr_dataset *data)
         tsr_dataset_destroy(data->parts[i]);
     for (int i = 0; i < data->file_count && !data->view; i++)
         free(data->files[i]);
-    if (!data->view || data->parts)
+    if (!data->view || data->parts) {
         free(data->files);
+        free(data->file_formats);
+    }
     free(data->parts);
     free(data->view);
     free(data->own_words);
@@ -511,6 +579,16 @@ tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
 tsr_data_format tsr_dataset_format(const tsr_dataset *data)
 {
     return data->format;
+}
+
+tsr_data_format tsr_dataset_file_format(const tsr_dataset *data, int index)
+{
+    return data->file_formats ? data->file_formats[index] : data->format;
+}
+
+int tsr_dataset_file_count(const tsr_dataset *data)
+{
+    return data->file_count;
 }
 
 const tsr_dataset_stats *tsr_dataset_stats_of(const tsr_dataset *data)

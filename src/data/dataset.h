@@ -4,9 +4,9 @@
  *
  * Formats   messages {messages}, sharegpt {conversations: [{from, value}]}, prompt_completion
  *           {prompt, completion} (two strings, or two lists of messages), alpaca {instruction,
- *           input, output}, text {text}, pretokenized {input_ids, labels, seq_lengths}. Chats go
+ *           input, output}, input_output {segments: [{label, text}]}, text {text}, pretokenized {input_ids, labels, seq_lengths}. Chats go
  *           through data/chat.h, plain text is tokenised with the special tokens that the tokenizer
- *           adds and ends with the end of sequence token. docs/data.md has them all.
+ *           adds and ends with the end of sequence token, segments as they are. docs/data.md has them all.
  * Labels    Hugging Face's: not shifted, -100 is ignored. The first token of a document is never a
  *           label: the loader writes -100 there, so the labels of a sample count what is trained.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without
@@ -43,6 +43,7 @@ typedef struct {
 typedef struct {
     char directory[PATH_MAX]; /* made if it is not there; "": none is known */
     uint64_t least_bytes;     /* files that are less together are tokenized each time */
+    uint64_t most_bytes;      /* of all caches in it; 0: 10 GiB */
     bool failed;              /* it was said that nothing can be kept: it is not tried again */
 } tsr_token_place;
 
@@ -52,16 +53,22 @@ typedef struct {
     const char *const *files; /* with rows.next: names that it is asked for */
     tsr_row_source rows;
     int file_count;
-    const char *key;                 /* what messages call the list; NULL: "dataset" */
-    tsr_data_format format;          /* AUTO: by the keys of the first row */
-    const char *text_field;          /* the key of text rows; NULL: "text" */
-    const tsr_columns *columns;      /* what the rows call their parts; NULL: as the format does */
-    tsr_chat *chat;                  /* needed for conversations only */
-    tsr_tokenizer *tokenizer;        /* needed for plain text only, */
-    int32_t eos_id;                  /* and so is the token that ends it */
-    tsr_loss_choice assistant_only;  /* of conversations, the assistant's turns */
+    const char *key;                /* what messages call the list; NULL: "dataset" */
+    tsr_data_format format;         /* AUTO: by the keys of the first row */
+    const char *text_field;         /* the key of text rows; NULL: "text" */
+    const tsr_columns *columns;     /* what the rows call their parts; NULL: as the format does */
+    tsr_chat *chat;                 /* needed for conversations only */
+    tsr_tokenizer *tokenizer;       /* needed for plain text only, */
+    int32_t eos_id;                 /* and so is the token that ends it */
+    tsr_loss_choice assistant_only; /* of conversations, the assistant's turns */
+    tsr_chat_training
+        training; /* of conversations, roles and ends; assistant_only is set by that above */
     tsr_loss_choice completion_only; /* of prompt_completion and alpaca, the completion */
-    int64_t max_length;              /* tokens of a sample; 0: no limit */
+    bool drop_system;                /* of chats, a system turn that they begin with goes */
+    const char *default_system;      /* of chats without a system turn; NULL: they have none */
+    const char *
+        response_template; /* what follows its last place in a row's text is trained, and no more; NULL: as above */
+    int64_t max_length; /* tokens of a sample; 0: no limit */
     tsr_truncation truncation;
     int64_t vocab_size; /* ids must be below it; 0: not checked */
     int64_t skip_rows;  /* the first rows of the files, which are not even looked at */
@@ -92,6 +99,7 @@ typedef struct {
     int64_t truncated;        /* samples cut to max_length */
     int64_t too_long;         /* rows dropped because they are longer than max_length */
     int64_t emptied;          /* rows dropped because cutting took all that was trained */
+    tsr_found first_cut, first_too_long, first_emptied; /* rows: as above */
     tsr_found found[TSR_FINDING_COUNT];
 } tsr_dataset_stats;
 
@@ -129,7 +137,10 @@ tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *
 
 int64_t tsr_dataset_sample_count(const tsr_dataset *dataset);
 tsr_sample tsr_dataset_sample(const tsr_dataset *dataset, int64_t index);
+/* The format of its first file's rows; several data sets that were joined may have several. */
 tsr_data_format tsr_dataset_format(const tsr_dataset *dataset);
+tsr_data_format tsr_dataset_file_format(const tsr_dataset *dataset, int index);
+int tsr_dataset_file_count(const tsr_dataset *dataset);
 const tsr_dataset_stats *tsr_dataset_stats_of(const tsr_dataset *dataset);
 
 /* The path of file `index`, as it was given. Borrowed. */

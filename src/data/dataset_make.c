@@ -51,6 +51,12 @@ static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options 
                         "raise max_length",
                         key, (long long)options->max_length, dropped, rows, data->files[from->file],
                         (long long)from->line, data->files[to->file], (long long)to->line);
+    if (options->response_template)
+        return tsr_fail(TSR_EDATA,
+                        "%s: no token of the %lld rows (%s:%lld to %s:%lld) is trained: no text "
+                        "has anything behind the response_template \"%.200s\"",
+                        key, rows, data->files[from->file], (long long)from->line,
+                        data->files[to->file], (long long)to->line, options->response_template);
     return tsr_fail(TSR_EDATA,
                     "%s: no token of the %lld rows (%s:%lld to %s:%lld) is trained: every label is "
                     "-100%s",

@@ -27,6 +27,7 @@ struct tsr_dataset {
     bool cache_failed;      /* writing it did */
     uint64_t bytes;
     char **files;
+    tsr_data_format *file_formats; /* of data sets of others, [file_count]; NULL: `format` */
     int file_count;
     tsr_sample
         *view; /* [sample_count], in the place of all of the above: samples of other data sets */

@@ -6,6 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void add_found(tsr_found *sum, const tsr_found *more, int shift)
+{
+    if (more->rows && !sum->rows)
+        *sum = (tsr_found){0, more->line, more->file + shift};
+    sum->rows += more->rows;
+}
+
 /* Adds what was read and found in `part`, whose first file is file `shift` of the whole. */
 static void add_stats(tsr_dataset *whole, const tsr_dataset *part, int shift)
 {
@@ -15,12 +22,11 @@ static void add_stats(tsr_dataset *whole, const tsr_dataset *part, int shift)
     sum->truncated += more->truncated;
     sum->too_long += more->too_long;
     sum->emptied += more->emptied;
-    for (int i = 0; i < TSR_FINDING_COUNT; i++) {
-        tsr_found *found = &sum->found[i];
-        if (more->found[i].rows && !found->rows)
-            *found = (tsr_found){0, more->found[i].line, more->found[i].file + shift};
-        found->rows += more->found[i].rows;
-    }
+    add_found(&sum->first_cut, &more->first_cut, shift);
+    add_found(&sum->first_too_long, &more->first_too_long, shift);
+    add_found(&sum->first_emptied, &more->first_emptied, shift);
+    for (int i = 0; i < TSR_FINDING_COUNT; i++)
+        add_found(&sum->found[i], &more->found[i], shift);
     tsr_text_printf(&whole->unread_keys, "%s%s",
                     whole->unread_keys.length && part->unread_keys.length ? ", " : "",
                     tsr_text_string(&part->unread_keys));
@@ -32,8 +38,10 @@ static void take_parts(tsr_dataset *whole, tsr_dataset *const *parts, const tsr_
     for (int p = 0; p < whole->part_count; p++) {
         whole->parts[p] = parts[p];
         add_stats(whole, parts[p], whole->file_count);
-        for (int f = 0; f < parts[p]->file_count; f++)
+        for (int f = 0; f < parts[p]->file_count; f++) {
+            whole->file_formats[whole->file_count] = tsr_dataset_file_format(parts[p], f);
             whole->files[whole->file_count++] = parts[p]->files[f];
+        }
     }
     for (uint64_t i = 0; i < whole->sample_count; i++) {
         whole->view[i] = tsr_dataset_sample(parts[refs[i].part], refs[i].sample);
@@ -53,8 +61,9 @@ tsr_status tsr_dataset_join(tsr_dataset **out, tsr_dataset *const *parts, int pa
         whole->view = malloc((size_t)count * sizeof *whole->view);
         whole->parts = calloc((size_t)part_count, sizeof *whole->parts);
         whole->files = calloc(files, sizeof *whole->files);
+        whole->file_formats = calloc(files, sizeof *whole->file_formats);
     }
-    if (!whole || !whole->view || !whole->parts || !whole->files) {
+    if (!whole || !whole->view || !whole->parts || !whole->files || !whole->file_formats) {
         if (whole)
             whole->part_count = 0;
         tsr_dataset_destroy(whole);
@@ -110,6 +119,7 @@ tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *
                           .sample_count = count,
                           .files = data->files,
                           .file_count = data->file_count,
+                          .file_formats = data->file_formats,
                           .format = data->format,
                           .stats.rows = (int64_t)count};
     data->sample_count = kept;

@@ -18,6 +18,8 @@ static const struct {
     [TSR_FINDING_UNPROMPTED] = {"unprompted_turns",
                                 "train turns that do not begin with all of the chat template's "
                                 "generation prompt"},
+    [TSR_FINDING_UNMARKED] = {"without_response_template",
+                              "have no response_template in their text, and train nothing"},
 };
 
 const char *tsr_finding_name(tsr_finding finding)

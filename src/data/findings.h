@@ -17,6 +17,7 @@ typedef enum {
     TSR_FINDING_CALLS,      /* tool_calls that are not in the template's text */
     TSR_FINDING_THINKING,   /* thinking of a trained turn that is not in the template's text */
     TSR_FINDING_UNPROMPTED, /* a turn that does not begin with all of the generation prompt */
+    TSR_FINDING_UNMARKED,   /* no response_template in the text: nothing is trained */
     TSR_FINDING_COUNT
 } tsr_finding;
 

@@ -51,6 +51,7 @@ static const struct {
     {TSR_DATA_SHAREGPT, {"conversations"}},
     {TSR_DATA_ALPACA, {"instruction", "output"}},
     {TSR_DATA_PROMPT_COMPLETION, {"prompt", "completion"}},
+    {TSR_DATA_INPUT_OUTPUT, {"segments"}},
     {TSR_DATA_TEXT, {NULL}},
 };
 
@@ -118,6 +119,21 @@ static tsr_status check_keys(const json_t *object, tsr_data_format format,
                     found != TSR_DATA_AUTO ? " (format " : "",
                     found != TSR_DATA_AUTO ? tsr_data_format_name(found) : "",
                     found != TSR_DATA_AUTO ? "); one data set has one format" : "");
+}
+
+bool tsr_row_find_response(size_t *end, tsr_row *row, const tsr_text *text,
+                           const tsr_dataset_options *options)
+{
+    const char *marker = options->response_template, *from = tsr_text_string(text), *at;
+    size_t bytes = strlen(marker);
+    bool found = false;
+    for (const char *stop = from + text->length;
+         (at = memmem(from, (size_t)(stop - from), marker, bytes)); from = at + 1) {
+        *end = (size_t)(at - tsr_text_string(text)) + bytes;
+        found = true;
+    }
+    row->findings |= (unsigned)!found << TSR_FINDING_UNMARKED;
+    return found;
 }
 
 #define MOST_KEYS_BYTES 200 /* of their names together, and of a row's but for the last */
@@ -189,6 +205,7 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
                                              [TSR_DATA_ALPACA] = tsr_row_read_alpaca,
                                              [TSR_DATA_PROMPT_COMPLETION] =
                                                  tsr_row_read_prompt_completion,
+                                             [TSR_DATA_INPUT_OUTPUT] = tsr_row_read_input_output,
                                              [TSR_DATA_TEXT] = tsr_row_read_text,
                                              [TSR_DATA_PRETOKENIZED] = tsr_row_read_pretokenized};
     const char *const text_field[] = {tsr_row_text_field(options), NULL};

@@ -8,21 +8,44 @@
 #include <string.h>
 #include <strings.h>
 
+/* What is trained of the row whose tokens are known, by response_template. */
+static void train_response(tsr_row *row, const tsr_dataset_options *options)
+{
+    tsr_chat_row *chat = &row->chat;
+    size_t end;
+    bool found = tsr_row_find_response(&end, row, &chat->text, options);
+    for (size_t i = 0; i < chat->tokens.count; i++)
+        if (!found || chat->tokens.spans[i].begin < end)
+            chat->mask[i] = 0;
+}
+
 /* One list of messages through the template; the first prompt_count are not trained. */
 static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *tools,
                          size_t prompt_count, const tsr_dataset_options *options, const char *place)
 {
+    json_auto_t *prepared = NULL;
+    int shift;
+    bool marked = options->response_template;
     for (size_t i = 0; i < json_array_size(messages); i++)
         tsr_row_note_keys(row, json_array_get(messages, i), tsr_chat_training_keys);
-    tsr_status status = tsr_chat_encode(&row->chat, options->chat, messages, tools, prompt_count,
-                                        options->assistant_only != TSR_LOSS_NO);
+    TSR_TRY(tsr_row_prepare_messages(&prepared, &shift, messages, options, place));
+    prompt_count = prompt_count && !marked ? (size_t)((int64_t)prompt_count + shift) : 0;
+    tsr_chat_training training = options->training;
+    training.assistant_only = !marked && options->assistant_only != TSR_LOSS_NO;
+    tsr_status status =
+        tsr_chat_encode(&row->chat, options->chat, prepared, tools, prompt_count, &training);
     if (status < 0)
-        return tsr_fail(status, "%s: %s", place, tsr_last_error());
+        return tsr_fail(status, "%s: %s%s", place, tsr_last_error(),
+                        shift > 0   ? " (messages[0] is default_system)"
+                        : shift < 0 ? " (counted without the system turn, which is dropped)"
+                                    : "");
     size_t count = row->chat.tokens.count;
     if (!count)
         return tsr_fail(TSR_EDATA, "%s: the chat has no token", place);
     if (count > INT32_MAX)
         return tsr_fail(TSR_EDATA, "%s: %zu tokens are more than 2^31 - 1", place, count);
+    if (marked)
+        train_response(row, options);
     TSR_TRY(tsr_row_reserve(row, count, 1));
     row->lengths[0] = (int32_t)count;
     for (size_t i = 0; i < count; i++) {
@@ -140,19 +163,32 @@ static tsr_status unknown_speaker(const json_t *from, size_t index, const char *
                     place, index, tsr_json_show(show, from), tsr_text_string(&others));
 }
 
+/* Some data sets have messages under ShareGPT's key. */
+static bool is_message(const json_t *turn)
+{
+    return tsr_json_has(turn, "role") && !tsr_json_has(turn, "from");
+}
+
+/* Who speaks, by either name. */
+static const char *speaker_of(const json_t *turn)
+{
+    return json_string_value(json_object_get(turn, is_message(turn) ? "role" : "from"));
+}
+
 /* One turn as a message; the caller owns *out. */
 static tsr_status read_turn(json_t **out, const json_t *turn, size_t index, const char *place)
 {
     const json_t *from = json_object_get(turn, "from"), *value = json_object_get(turn, "value");
+    if (is_message(turn)) {
+        *out = json_copy((json_t *)(uintptr_t)turn);
+        return *out ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
+    }
     if (!json_is_string(from) || !json_is_string(value))
         return tsr_fail(TSR_EDATA,
-                        "%s: \"conversations\"[%zu] is not an object {\"from\": \"human\", "
-                        "\"value\": \"...\"}%s",
-                        place, index,
-                        tsr_json_has(turn, "role")
-                            ? " (with \"role\" and \"content\" the key of the list is "
-                              "\"messages\")"
-                            : "");
+                        "%s: \"conversations\"[%zu] is neither an object {\"from\": \"human\", "
+                        "\"value\": \"...\"} nor a message {\"role\": \"user\", \"content\": "
+                        "\"...\"}",
+                        place, index);
     bool is_call = !strcasecmp(json_string_value(from), "function_call");
     const char *role = is_call ? "assistant" : tsr_chat_standard_role(json_string_value(from));
     if (!role)
@@ -184,7 +220,7 @@ static tsr_status read_system(json_t *messages, const json_t *object, const json
                               const char *place)
 {
     const char *text;
-    const char *first = json_string_value(json_object_get(json_array_get(turns, 0), "from"));
+    const char *first = speaker_of(json_array_get(turns, 0));
     const char *role = first ? tsr_chat_standard_role(first) : NULL;
     if (!tsr_json_has(object, "system") || (role && !strcmp(role, "system")))
         return TSR_OK;

@@ -26,9 +26,18 @@ tsr_status tsr_row_read_alpaca(tsr_row *row, const json_t *object,
                                const tsr_dataset_options *options, const char *place);
 tsr_status tsr_row_read_prompt_completion(tsr_row *row, const json_t *object,
                                           const tsr_dataset_options *options, const char *place);
+/* rows_segments.c */
+tsr_status tsr_row_read_input_output(tsr_row *row, const json_t *object,
+                                     const tsr_dataset_options *options, const char *place);
 /* rows_ids.c */
 tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
                                      const tsr_dataset_options *options, const char *place);
+
+/* rows_messages.c: the messages of a row as data/chat.h takes them; the caller owns *out. *shift: by how
+ * many places those of the row have moved, for the system turn that was dropped or put before them. TSR_EDATA: a content has
+ * parts that are no text. */
+tsr_status tsr_row_prepare_messages(json_t **out, int *shift, const json_t *messages,
+                                    const tsr_dataset_options *options, const char *place);
 
 /* Room for so many tokens and documents, which are the row's from now on. */
 tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents);
@@ -36,6 +45,10 @@ tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents);
 /* Notes the keys of a row or of a message that seem to say what is trained; `read` are those that do, NULL at
  * the end. */
 void tsr_row_note_keys(tsr_row *row, const json_t *object, const char *const *read);
+
+/* Where the last response_template in a text ends; false, with its finding: it has none. */
+bool tsr_row_find_response(size_t *end, tsr_row *row, const tsr_text *text,
+                           const tsr_dataset_options *options);
 
 /* The key of text rows. */
 const char *tsr_row_text_field(const tsr_dataset_options *options);

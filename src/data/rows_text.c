@@ -11,7 +11,8 @@
 
 #include <string.h>
 
-/* Tokenises row->chat.text; tokens that begin before byte `prompt_bytes` are not trained. */
+/* Tokenises row->chat.text; tokens that begin before byte `prompt_bytes` are not trained, or before the end of
+ * response_template. */
 static tsr_status encode(tsr_row *row, size_t prompt_bytes, const tsr_dataset_options *options,
                          const char *place)
 {
@@ -19,6 +20,8 @@ static tsr_status encode(tsr_row *row, size_t prompt_bytes, const tsr_dataset_op
     tsr_tokens *tokens = &row->chat.tokens;
     if (text->failed)
         return tsr_fail(TSR_ENOMEM, "no memory for the text of a row");
+    bool none =
+        options->response_template && !tsr_row_find_response(&prompt_bytes, row, text, options);
     tsr_tokens_clear(tokens);
     tsr_status status =
         tsr_tokenizer_encode(tokens, options->tokenizer, tsr_text_string(text), text->length, true);
@@ -33,10 +36,12 @@ static tsr_status encode(tsr_row *row, size_t prompt_bytes, const tsr_dataset_op
     for (size_t i = 0; i < count; i++) {
         row->ids[i] = tokens->ids[i];
         row->labels[i] =
-            tokens->spans[i].begin >= prompt_bytes ? tokens->ids[i] : TSR_LABEL_IGNORED;
+            !none && tokens->spans[i].begin >= prompt_bytes ? tokens->ids[i] : TSR_LABEL_IGNORED;
     }
-    if (!ended)
-        row->ids[count] = row->labels[count] = eos;
+    if (!ended) {
+        row->ids[count] = eos;
+        row->labels[count] = none ? TSR_LABEL_IGNORED : eos;
+    }
     row->lengths[0] = (int32_t)row->token_count;
     return TSR_OK;
 }
@@ -69,7 +74,7 @@ static tsr_status complete(tsr_row *row, const json_t *object, const char *key,
     size_t prompt_bytes = row->chat.text.length;
     TSR_TRY(append_string(&row->chat.text, object, key, place));
     const char *completion = tsr_text_string(&row->chat.text) + prompt_bytes;
-    bool alone = options->completion_only != TSR_LOSS_NO;
+    bool alone = options->completion_only != TSR_LOSS_NO && !options->response_template;
     if (alone && !completion[strspn(completion, " \t\r\n")])
         row->findings |= 1u << TSR_FINDING_BARE | 1u << TSR_FINDING_HOLLOW;
     return encode(row, alone ? prompt_bytes : 0, options, place);

@@ -193,6 +193,11 @@ static void put_key(tsr_text *out, tsr_data_format format, const tsr_dataset_opt
                     tsr_regex_library(), tsr_unicode_library());
     tsr_text_printf(out, "format %d text %s loss %d %d\n", format,
                     o->text_field ? o->text_field : "text", o->assistant_only, o->completion_only);
+    tsr_text_printf(out, "roles %u ends %d drop %d\n", o->training.roles, o->training.ends,
+                    o->drop_system);
+    tsr_text_printf(out, "system %d %s response %d %s\n", o->default_system != NULL,
+                    o->default_system ? o->default_system : "", o->response_template != NULL,
+                    o->response_template ? o->response_template : "");
     tsr_text_printf(out, "length %lld %d vocabulary %lld rows %lld %lld\n",
                     (long long)o->max_length, o->truncation, (long long)o->vocab_size,
                     (long long)o->skip_rows, (long long)o->max_rows);
@@ -452,11 +457,18 @@ tsr_status tsr_token_cache_begin(tsr_token_cache *cache)
     return tsr_file_stage(&cache->file, cache->folder, cache->name);
 }
 
+/* What all caches of the directory may take. */
+static uint64_t most_bytes(const tsr_token_cache *cache)
+{
+    uint64_t most = cache->options->cache->most_bytes;
+    return most ? most : MOST_BYTES;
+}
+
 static tsr_status flush(tsr_token_cache *cache)
 {
-    if (cache->at > MOST_BYTES)
-        return tsr_fail(TSR_EIO, "the tokens take more than the cache's %d GiB",
-                        (int)(MOST_BYTES >> 30));
+    if (cache->at > most_bytes(cache))
+        return tsr_fail(TSR_EIO, "the tokens take more than the cache's %.4g GiB",
+                        (double)most_bytes(cache) / 0x1p30);
     add_blocks(&cache->sums, cache->buffer, cache->used);
     TSR_TRY(tsr_file_append(cache->file, cache->buffer, cache->used));
     cache->used = 0;
@@ -558,7 +570,7 @@ static void make_room(const tsr_token_cache *cache)
     char name[NAME_MAX + 1];
     uint64_t total;
     struct stat after = {0};
-    while (find_oldest(name, &after, &total, cache) && total > MOST_BYTES)
+    while (find_oldest(name, &after, &total, cache) && total > most_bytes(cache))
         (void)remove_unused(cache->folder, name);
 }
 

@@ -6,7 +6,7 @@
  *          become. The file holds that text too.
  * Content  Words, samples, the rest, the text, a record of each file; then sizes and a hash of it all. It is read only if
  *          length and hash fit, and the files are as they were: size, times, device and inode, or else their content.
- * Room     10 GiB in the directory: those used longest ago are removed when one is made.
+ * Room     10 GiB in the directory (tsr_token_place.most_bytes): those used longest ago are removed when one is made.
  * Order    tsr_token_cache_open; tsr_token_cache_read, and if that finds nothing tsr_token_cache_begin, _append .., _look,
  *          _publish, _read. What was mapped lives until tsr_token_cache_close.
  * Threads  One at a time. Processes may make the same file at the same time: each is complete under its name.

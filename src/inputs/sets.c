@@ -223,6 +223,7 @@ static const tsr_columns *name_columns(renamed *out, const tsr_config_set *set,
     add_column(columns, set->field_instruction, "instruction", "field_instruction", false);
     add_column(columns, set->field_input, "input", "field_input", true);
     add_column(columns, set->field_output, "output", "field_output", false);
+    add_column(columns, set->field_history, "history", "field_history", true);
     add_members(columns, &set->message_property_mappings, sharegpt);
     for (int i = 0; i < set->roles.count; i++)
         for (int w = 0; w < set->roles.items[i].words.count; w++)
@@ -236,6 +237,77 @@ static const tsr_columns *name_columns(renamed *out, const tsr_config_set *set,
                : NULL;
 }
 
+/* Bits of the roles to train; *wrong: a word that is none. */
+static unsigned read_roles(const char **wrong, const tsr_config_strings *roles,
+                           const tsr_config_set *set)
+{
+    unsigned bits = TSR_CHAT_ROLES_CHOSEN;
+    for (int i = 0; i < roles->count; i++) {
+        const char *word = roles->items[i];
+        for (int r = 0; r < set->roles.count; r++) /* a word of the set's own */
+            for (int w = 0; w < set->roles.items[r].words.count; w++)
+                if (!strcmp(set->roles.items[r].words.items[w], word))
+                    word = set->roles.items[r].name;
+        unsigned bit = tsr_chat_role_bit(word);
+        if (!bit)
+            *wrong = roles->items[i];
+        bits |= bit;
+    }
+    return bits;
+}
+
+/* What the set, or else the job, says about roles and ends of turns. */
+static tsr_status choose_training(tsr_dataset_options *options, const tsr_config *config,
+                                  const tsr_config_set *set)
+{
+    static const tsr_chat_ends ends[] = {[TSR_CONFIG_EOT_UNSET] = TSR_CHAT_ENDS_TURN,
+                                         [TSR_CONFIG_EOT_TURN] = TSR_CHAT_ENDS_TURN,
+                                         [TSR_CONFIG_EOT_ALL] = TSR_CHAT_ENDS_ALL,
+                                         [TSR_CONFIG_EOT_LAST] = TSR_CHAT_ENDS_LAST,
+                                         [TSR_CONFIG_EOT_NONE] = TSR_CHAT_ENDS_NONE};
+    const tsr_config_strings *roles =
+        set->roles_to_train.items ? &set->roles_to_train : &config->roles_to_train;
+    const char *wrong = NULL, *own = *options->key == 'e' ? "eval_dataset" : "dataset";
+    options->training.ends = ends[set->train_on_eot ? set->train_on_eot : config->train_on_eot];
+    options->training.roles = roles->items ? read_roles(&wrong, roles, set) : 0;
+    if (!wrong)
+        return TSR_OK;
+    return tsr_fail(
+        TSR_ECONFIG,
+        "%s: roles_to_train: found '%s'; expected system, user, assistant, tool, or a "
+        "word of the data for one of them (docs/data.md)",
+        tsr_config_where(config, roles == &set->roles_to_train ? own : "roles_to_train"), wrong);
+}
+
+/* Says what is about chats where the rows of a set are none: of the set's own members that is an error. */
+static tsr_status check_no_chat(const tsr_dataset_options *options, const tsr_config *config,
+                                const tsr_config_set *set)
+{
+    const struct {
+        const char *name;
+        bool own, job;
+    } keys[] = {
+        {"chat_template", set->chat_template, false},
+        {"roles_to_train", set->roles_to_train.items, config->roles_to_train.items},
+        {"train_on_eot", set->train_on_eot, config->train_on_eot != TSR_CONFIG_EOT_TURN},
+        {"drop_system", set->drop_system, false},
+        {"default_system", false, config->default_system},
+    };
+    const char *own = *options->key == 'e' ? "eval_dataset" : "dataset";
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (keys[i].own)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: %s: %s is about chats, but the rows of %s have the format %s; "
+                            "leave it out, or write the rows as messages",
+                            tsr_config_where(config, own), options->key, keys[i].name,
+                            options->files[0], tsr_data_format_name(options->format));
+        if (keys[i].job)
+            tsr_log(TSR_LOG_WARNING, "%s: %s has no effect on rows of the format %s", options->key,
+                    keys[i].name, tsr_data_format_name(options->format));
+    }
+    return TSR_OK;
+}
+
 /* The rows of *options, or of the data set `set` (NULL: it has no members) of which they are. */
 static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_options options,
                            const tsr_config_set *set)
@@ -246,6 +318,7 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
         [TSR_CONFIG_FORMAT_SHAREGPT] = TSR_DATA_SHAREGPT,
         [TSR_CONFIG_FORMAT_ALPACA] = TSR_DATA_ALPACA,
         [TSR_CONFIG_FORMAT_PROMPT_COMPLETION] = TSR_DATA_PROMPT_COMPLETION,
+        [TSR_CONFIG_FORMAT_INPUT_OUTPUT] = TSR_DATA_INPUT_OUTPUT,
         [TSR_CONFIG_FORMAT_TEXT] = TSR_DATA_TEXT,
         [TSR_CONFIG_FORMAT_PRETOKENIZED] = TSR_DATA_PRETOKENIZED};
     static const tsr_truncation truncations[] = {[TSR_CONFIG_TRUNCATION_ERROR] = TSR_TRUNCATE_ERROR,
@@ -266,6 +339,7 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
     options.columns = name_columns(&names, set, &options.format);
     options.assistant_only = loss_choice(config->assistant_only_loss);
     options.completion_only = loss_choice(config->completion_only_loss);
+    options.response_template = config->response_template;
     options.max_length = config->max_length;
     options.truncation = truncations[config->truncation];
     options.vocab_size = (int64_t)inputs->model.vocab_size;
@@ -273,12 +347,24 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
     options.cache = find_cache(inputs);
     bool is_chat;
     TSR_TRY(tsr_dataset_detect(&options.format, &is_chat, &options));
+    if (options.format == TSR_DATA_ALPACA &&
+        set->chat_template) { /* as where the format is given */
+        names.columns.chat = is_chat = true;
+        options.columns = &names.columns;
+        options.format = TSR_DATA_MESSAGES;
+    }
+    if (!is_chat)
+        TSR_TRY(check_no_chat(&options, config, set));
     if (is_chat) {
         const char *template = set->chat_template ? set->chat_template : config->chat_template;
         TSR_TRY(find_chat(&options.chat, inputs, template));
+        options.default_system = config->default_system;
+        options.drop_system = set->drop_system;
+        TSR_TRY(choose_training(&options, config, set));
     } else if (options.format != TSR_DATA_PRETOKENIZED) {
         TSR_TRY(open_tokenizer(inputs));
-        TSR_TRY(find_eos(&options.eos_id, inputs));
+        if (options.format != TSR_DATA_INPUT_OUTPUT) /* which ends as its text does */
+            TSR_TRY(find_eos(&options.eos_id, inputs));
         options.tokenizer = inputs->tokenizer;
     }
     return tsr_dataset_load(out, &options);

@@ -365,11 +365,12 @@ tsr_status tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text)
 {
     static const tsr_report_form forms[] = {[TSR_JOB_PLAIN] = TSR_REPORT_PLAIN,
                                             [TSR_JOB_COLOUR] = TSR_REPORT_COLOUR,
-                                            [TSR_JOB_JSON] = TSR_REPORT_JSON};
+                                            [TSR_JOB_JSON] = TSR_REPORT_JSON,
+                                            [TSR_JOB_HTML] = TSR_REPORT_PAGE};
     tsr_text out = {0};
     if (job->options.purpose != TSR_JOB_DATA)
         return tsr_fail(TSR_EINVAL, "the job was not created for its data (TSR_JOB_DATA)");
-    if (show < 0 || form < TSR_JOB_PLAIN || form > TSR_JOB_JSON)
+    if (show < 0 || form < TSR_JOB_PLAIN || form > TSR_JOB_HTML)
         return tsr_fail(TSR_EINVAL, "tsr_job_print_data: show %lld, form %d", (long long)show,
                         form);
     tsr_aside_begin(&job->aside);

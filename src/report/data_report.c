@@ -1,119 +1,29 @@
-#include "report/data_report.h"
+#include "report/data_parts.h"
 
 #include "base/auto.h"
 #include "base/escape.h"
-#include "data/pack.h"
 
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BINS      10
-#define BAR_WIDTH 40
+#define BAR_WIDTH  40
+#define MOST_FILES 12 /* of which the figures are printed */
 
 static const char trained_colour[] = "\033[1;32m", end_colour[] = "\033[0m";
 static const char between[] = "\xc2\xb7";                                      /* tokens, U+00B7 */
 static const char open_mark[] = "\xe2\x9f\xa6", close_mark[] = "\xe2\x9f\xa7"; /* U+27E6, U+27E7 */
 
-/* One data set and its figures. */
-typedef struct {
-    const tsr_dataset *data;
-    const tsr_dataset_stats *stats;
-    const tsr_config *config;
-    const tsr_config_data *files;
-    const char *name;
-    const tsr_tokenizer *tokenizer;
-    const tsr_inputs *inputs;
-    const char *lacking; /* the template's tokens that are none here: then tokens are shown apart */
-    const char *date;    /* that the chat template asked for; NULL: none */
-    int32_t shortest, median, longest;
-    double mean;
-    int32_t bin_width;
-    int bin_count;
-    int64_t bins[BINS];
-    int64_t rows; /* packed; 0: not packed */
-    double fill;
-} figures;
-
-static int ascending(const void *a, const void *b)
-{
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Rows that the samples are packed into: their number does not depend on the order. */
-static tsr_status count_rows(figures *f, const int32_t *lengths, int64_t count)
-{
-    tsr_pack *pack;
-    int32_t most = (int32_t)f->config->max_length;
-    TSR_AUTO_FREE int32_t *order = malloc(2 * (size_t)count * sizeof *order);
-    if (!order)
-        return tsr_fail(TSR_ENOMEM, "out of memory: packing");
-    tsr_status status = tsr_pack_create(&pack, count, most);
-    for (int64_t i = 0; i < count; i++)
-        order[i] = (int32_t)i;
-    if (status >= 0) {
-        f->rows = tsr_pack_run(order + count, pack, lengths, order);
-        f->fill = (double)f->stats->tokens / ((double)f->rows * most);
-        tsr_pack_destroy(pack);
-    }
-    return status;
-}
-
-static tsr_status measure(figures *f, bool packing)
-{
-    int64_t count = f->stats->samples;
-    TSR_AUTO_FREE int32_t *lengths = malloc((size_t)count * sizeof *lengths);
-    if (!lengths)
-        return tsr_fail(TSR_ENOMEM, "out of memory: lengths of samples");
-    for (int64_t i = 0; i < count; i++)
-        lengths[i] = tsr_dataset_sample(f->data, i).token_count;
-    tsr_status status = packing ? count_rows(f, lengths, count) : TSR_OK;
-    qsort(lengths, (size_t)count, sizeof *lengths, ascending);
-    f->shortest = lengths[0];
-    f->median = lengths[count / 2];
-    f->longest = lengths[count - 1];
-    f->mean = (double)f->stats->tokens / (double)count;
-    f->bin_width = (f->longest - f->shortest) / BINS + 1;
-    f->bin_count = (f->longest - f->shortest) / f->bin_width + 1;
-    for (int64_t i = 0; i < count; i++)
-        f->bins[(lengths[i] - f->shortest) / f->bin_width]++;
-    return status;
-}
-
 /* ---- examples ---- */
 
-/* The first token after `from` whose state or document is another; *trained: the state. */
-static int32_t run_end(bool *trained, const tsr_sample *s, int32_t from, int32_t document_end)
-{
-    int32_t at = from;
-    *trained = s->labels[from] != TSR_LABEL_IGNORED;
-    while (at < document_end && (s->labels[at] != TSR_LABEL_IGNORED) == *trained)
-        at++;
-    return at;
-}
-
-/* The text of tokens [begin, end), or their ids where there is no tokenizer. */
-static tsr_status run_text(tsr_text *out, const figures *f, const tsr_sample *s, int32_t begin,
-                           int32_t end)
-{
-    tsr_text_clear(out);
-    if (f->tokenizer)
-        return tsr_tokenizer_decode(out, f->tokenizer, s->ids + begin, (size_t)(end - begin),
-                                    false);
-    for (int32_t i = begin; i < end; i++)
-        tsr_text_printf(out, "%d ", s->ids[i]);
-    return TSR_OK;
-}
-
 /* The text that tokens [at, end) add to the token before them. */
-static tsr_status piece_text(tsr_text *out, const figures *f, const tsr_sample *s, int32_t begin,
-                             int32_t at, int32_t end)
+static tsr_status piece_text(tsr_text *out, const tsr_data_figures *f, const tsr_sample *s,
+                             int32_t begin, int32_t at, int32_t end)
 {
     tsr_auto_text before = {0};
     int32_t from = at > begin ? at - 1 : at;
-    TSR_TRY(run_text(out, f, s, from, end));
-    tsr_status status = from < at ? run_text(&before, f, s, from, at) : TSR_OK;
+    TSR_TRY(tsr_data_run_text(out, f, s, from, end));
+    tsr_status status = from < at ? tsr_data_run_text(&before, f, s, from, at) : TSR_OK;
     if (status >= 0 && before.length <= out->length && before.length &&
         !memcmp(before.data, out->data, before.length)) {
         out->length -= before.length;
@@ -123,8 +33,8 @@ static tsr_status piece_text(tsr_text *out, const figures *f, const tsr_sample *
 }
 
 /* Tokens [begin, end), each apart but for those that share a character. */
-static tsr_status put_pieces(tsr_text *out, const figures *f, const tsr_sample *s, int32_t begin,
-                             int32_t end)
+static tsr_status put_pieces(tsr_text *out, const tsr_data_figures *f, const tsr_sample *s,
+                             int32_t begin, int32_t end)
 {
     static const char broken[] = "\xef\xbf\xbd"; /* U+FFFD */
     tsr_auto_text part = {0};
@@ -142,7 +52,8 @@ static tsr_status put_pieces(tsr_text *out, const figures *f, const tsr_sample *
     return status;
 }
 
-static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *s, bool colour)
+static tsr_status put_tokens(tsr_text *out, const tsr_data_figures *f, const tsr_sample *s,
+                             bool colour)
 {
     tsr_auto_text part = {0};
     tsr_status status = TSR_OK;
@@ -152,11 +63,11 @@ static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *
             tsr_text_printf(out, "\n-- document %d\n", d + 1);
         while (at < document_end && status >= 0) {
             bool trained;
-            int32_t end = run_end(&trained, s, at, document_end);
+            int32_t end = tsr_data_run_end(&trained, s, at, document_end);
             tsr_text_puts(out, !trained ? "" : colour ? trained_colour : open_mark);
             if (*f->lacking)
                 status = put_pieces(out, f, s, at, end);
-            else if ((status = run_text(&part, f, s, at, end)) >= 0)
+            else if ((status = tsr_data_run_text(&part, f, s, at, end)) >= 0)
                 tsr_text_escape(out, tsr_text_string(&part), part.length, TSR_ESCAPE_LINES);
             tsr_text_puts(out, !trained ? "" : colour ? end_colour : close_mark);
             at = end;
@@ -166,7 +77,7 @@ static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *
     return status;
 }
 
-static tsr_status put_examples(tsr_text *out, const figures *f, int64_t show, bool colour)
+static tsr_status put_examples(tsr_text *out, const tsr_data_figures *f, int64_t show, bool colour)
 {
     int64_t count = show < f->stats->samples ? show : f->stats->samples;
     for (int64_t i = 0; i < count; i++) {
@@ -187,7 +98,7 @@ static tsr_status put_examples(tsr_text *out, const figures *f, int64_t show, bo
 
 /* ---- figures ---- */
 
-static void put_histogram(tsr_text *out, const figures *f)
+static void put_histogram(tsr_text *out, const tsr_data_figures *f)
 {
     int64_t most = 1;
     for (int i = 0; i < f->bin_count; i++)
@@ -200,26 +111,95 @@ static void put_histogram(tsr_text *out, const figures *f)
     }
 }
 
-static void put_losses(tsr_text *out, const figures *f)
+static void put_first(tsr_text *out, const tsr_data_figures *f, const tsr_found *found)
+{
+    tsr_text_puts(out, " (first ");
+    tsr_text_name(out, tsr_dataset_file(f->data, found->file));
+    tsr_text_printf(out, ":%lld)\n", (long long)found->line);
+}
+
+static void put_losses(tsr_text *out, const tsr_data_figures *f)
 {
     const tsr_dataset_stats *s = f->stats;
     long long most = (long long)f->config->max_length;
-    if (s->too_long)
-        tsr_text_printf(out, "  dropped    %lld rows longer than max_length %lld\n",
+    if (s->too_long) {
+        tsr_text_printf(out, "  dropped    %lld rows longer than max_length %lld",
                         (long long)s->too_long, most);
-    if (s->emptied)
-        tsr_text_printf(out, "  dropped    %lld rows that max_length %lld left nothing to train\n",
+        put_first(out, f, &s->first_too_long);
+    }
+    if (s->emptied) {
+        tsr_text_printf(out, "  dropped    %lld rows that max_length %lld left nothing to train",
                         (long long)s->emptied, most);
-    if (s->truncated)
-        tsr_text_printf(out, "  cut        %lld rows to max_length %lld\n", (long long)s->truncated,
+        put_first(out, f, &s->first_emptied);
+    }
+    if (s->truncated) {
+        tsr_text_printf(out, "  cut        %lld rows to max_length %lld", (long long)s->truncated,
                         most);
+        put_first(out, f, &s->first_cut);
+    }
     if (s->unlabelled)
         tsr_text_printf(out, "  no label   %lld samples, kept\n", (long long)s->unlabelled);
     if (!s->too_long && !s->emptied && !s->truncated)
         tsr_text_puts(out, "  dropped    nothing\n");
 }
 
-static void put_figures(tsr_text *out, const figures *f)
+/* "train.jsonl:7" */
+static void put_place(tsr_text *out, const tsr_data_figures *f, int64_t sample)
+{
+    tsr_sample s = tsr_dataset_sample(f->data, sample);
+    tsr_text_name(out, tsr_dataset_file(f->data, s.file));
+    tsr_text_printf(out, ":%lld", (long long)s.line);
+}
+
+static void put_longest(tsr_text *out, const tsr_data_figures *f)
+{
+    for (int i = 0; i < f->longest_count; i++) {
+        tsr_sample s = tsr_dataset_sample(f->data, f->longest_samples[i]);
+        tsr_text_puts(out, i ? "             " : "  longest    ");
+        put_place(out, f, f->longest_samples[i]);
+        tsr_text_printf(out, ", %d tokens, %d trained\n", s.token_count, s.label_count);
+    }
+}
+
+static void put_duplicates(tsr_text *out, const tsr_data_figures *f)
+{
+    const tsr_duplicates *found = &f->duplicates;
+    if (!found->samples) {
+        tsr_text_puts(out, "  duplicates none\n");
+        return;
+    }
+    tsr_text_printf(out, "  duplicates %lld samples have exactly the tokens of an earlier one\n",
+                    (long long)found->samples);
+    for (int i = 0; i < found->pair_count; i++) {
+        tsr_text_puts(out, "             ");
+        put_place(out, f, found->pairs[i].again);
+        tsr_text_puts(out, " is ");
+        put_place(out, f, found->pairs[i].first);
+        tsr_text_puts(out, "\n");
+    }
+    if (found->samples > found->pair_count)
+        tsr_text_printf(out, "             and %lld more\n",
+                        (long long)(found->samples - found->pair_count));
+}
+
+/* Of several files, what each is and comes to. */
+static void put_files(tsr_text *out, const tsr_data_figures *f)
+{
+    int count = tsr_dataset_file_count(f->data);
+    for (int i = 0; count > 1 && i < count && i < MOST_FILES; i++) {
+        const tsr_data_file *file = &f->by_file[i];
+        tsr_text_puts(out, i ? "             " : "  files      ");
+        tsr_text_name(out, tsr_dataset_file(f->data, i));
+        tsr_text_printf(out, ": %s, %lld samples, %lld tokens, %lld trained (%.1f %%)\n",
+                        tsr_data_format_name(tsr_dataset_file_format(f->data, i)),
+                        (long long)file->samples, (long long)file->tokens, (long long)file->trained,
+                        file->tokens ? 100.0 * (double)file->trained / (double)file->tokens : 0);
+    }
+    if (count > MOST_FILES)
+        tsr_text_printf(out, "             and %d more\n", count - MOST_FILES);
+}
+
+static void put_figures(tsr_text *out, const tsr_data_figures *f)
 {
     const tsr_dataset_stats *s = f->stats;
     tsr_text_printf(out, "%s: ", f->name);
@@ -227,7 +207,8 @@ static void put_figures(tsr_text *out, const figures *f)
         tsr_text_puts(out, i ? ", " : "");
         tsr_text_name(out, f->files->items[i]);
     }
-    tsr_text_printf(out, "\n  format     %s", tsr_data_format_name(tsr_dataset_format(f->data)));
+    tsr_text_puts(out, "\n  format     ");
+    tsr_data_put_formats(out, f);
     tsr_inputs_put_chat(out, f->inputs);
     tsr_text_printf(out, "\n  samples    %lld of %lld rows", (long long)s->samples,
                     (long long)s->rows);
@@ -241,6 +222,9 @@ static void put_figures(tsr_text *out, const figures *f)
                     f->median, f->mean);
     put_histogram(out, f);
     put_losses(out, f);
+    put_longest(out, f);
+    put_duplicates(out, f);
+    put_files(out, f);
     if (f->rows)
         tsr_text_printf(out, "  packing    %lld rows of %lld tokens, %.1f %% filled\n",
                         (long long)f->rows, (long long)f->config->max_length, 100 * f->fill);
@@ -263,7 +247,7 @@ static json_t *integers(const int32_t *values, int32_t count, bool *failed)
     return list;
 }
 
-static json_t *json_histogram(const figures *f, bool *failed)
+static json_t *json_histogram(const tsr_data_figures *f, bool *failed)
 {
     json_t *list = json_array();
     for (int i = 0; i < f->bin_count; i++) {
@@ -277,14 +261,14 @@ static json_t *json_histogram(const figures *f, bool *failed)
 }
 
 /* The text of one sample in pieces, each trained or not. */
-static json_t *json_pieces(const figures *f, const tsr_sample *s, bool *failed)
+static json_t *json_pieces(const tsr_data_figures *f, const tsr_sample *s, bool *failed)
 {
     json_t *list = json_array();
     tsr_auto_text part = {0};
     for (int32_t at = 0; at < s->token_count && f->tokenizer;) {
         bool trained;
-        int32_t end = run_end(&trained, s, at, s->token_count);
-        if (run_text(&part, f, s, at, end) < 0)
+        int32_t end = tsr_data_run_end(&trained, s, at, s->token_count);
+        if (tsr_data_run_text(&part, f, s, at, end) < 0)
             *failed = true;
         push(list,
              json_pack("{s:o, s:b}", "text", json_stringn(tsr_text_string(&part), part.length),
@@ -295,7 +279,7 @@ static json_t *json_pieces(const figures *f, const tsr_sample *s, bool *failed)
     return list;
 }
 
-static json_t *json_examples(const figures *f, int64_t show, bool *failed)
+static json_t *json_examples(const tsr_data_figures *f, int64_t show, bool *failed)
 {
     json_t *list = json_array();
     for (int64_t i = 0; i < show && i < f->stats->samples; i++) {
@@ -312,7 +296,7 @@ static json_t *json_examples(const figures *f, int64_t show, bool *failed)
     return list;
 }
 
-static json_t *json_findings(const figures *f, bool *failed)
+static json_t *json_findings(const tsr_data_figures *f, bool *failed)
 {
     json_t *list = json_object();
     for (tsr_finding i = 0; i < TSR_FINDING_COUNT; i++) {
@@ -327,7 +311,63 @@ static json_t *json_findings(const figures *f, bool *failed)
     return list;
 }
 
-static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
+static json_t *json_place(const tsr_data_figures *f, int64_t sample)
+{
+    tsr_sample s = tsr_dataset_sample(f->data, sample);
+    return json_pack("{s:s, s:I}", "file", tsr_dataset_file(f->data, s.file), "line",
+                     (json_int_t)s.line);
+}
+
+/* null: none */
+static json_t *json_found(const tsr_data_figures *f, const tsr_found *found)
+{
+    return found->rows ? json_pack("{s:s, s:I}", "file", tsr_dataset_file(f->data, found->file),
+                                   "line", (json_int_t)found->line)
+                       : json_null();
+}
+
+static json_t *json_longest(const tsr_data_figures *f, bool *failed)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < f->longest_count; i++) {
+        tsr_sample s = tsr_dataset_sample(f->data, f->longest_samples[i]);
+        push(list,
+             json_pack("{s:s, s:I, s:i, s:i}", "file", tsr_dataset_file(f->data, s.file), "line",
+                       (json_int_t)s.line, "tokens", s.token_count, "trained_tokens",
+                       s.label_count),
+             failed);
+    }
+    return list;
+}
+
+static json_t *json_duplicates(const tsr_data_figures *f, bool *failed)
+{
+    const tsr_duplicates *found = &f->duplicates;
+    json_t *list = json_array();
+    for (int i = 0; i < found->pair_count; i++)
+        push(list,
+             json_pack("{s:o, s:o}", "first", json_place(f, found->pairs[i].first), "again",
+                       json_place(f, found->pairs[i].again)),
+             failed);
+    return json_pack("{s:I, s:o}", "samples", (json_int_t)found->samples, "pairs", list);
+}
+
+static json_t *json_files(const tsr_data_figures *f, bool *failed)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < tsr_dataset_file_count(f->data); i++) {
+        const tsr_data_file *file = &f->by_file[i];
+        push(list,
+             json_pack("{s:s, s:s, s:I, s:I, s:I}", "file", tsr_dataset_file(f->data, i), "format",
+                       tsr_data_format_name(tsr_dataset_file_format(f->data, i)), "samples",
+                       (json_int_t)file->samples, "tokens", (json_int_t)file->tokens,
+                       "trained_tokens", (json_int_t)file->trained),
+             failed);
+    }
+    return list;
+}
+
+static tsr_status json_figures(json_t *sets, const tsr_data_figures *f, int64_t show)
 {
     const tsr_dataset_stats *s = f->stats;
     json_t *files = json_array();
@@ -350,14 +390,20 @@ static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
         "dropped", "too_long", (json_int_t)s->too_long, "emptied", (json_int_t)s->emptied, "cut",
         (json_int_t)s->truncated, "without_labels", (json_int_t)s->unlabelled, "findings",
         json_findings(f, &failed), "packing", packing, "examples", json_examples(f, show, &failed));
-    failed |= json_object_update(set, rest) != 0;
+    json_t *first =
+        json_pack("{s:o, s:o, s:o}", "too_long", json_found(f, &s->first_too_long), "emptied",
+                  json_found(f, &s->first_emptied), "cut", json_found(f, &s->first_cut));
+    json_auto_t *more = json_pack("{s:o, s:o, s:o, s:o}", "first_lost", first, "longest_samples",
+                                  json_longest(f, &failed), "duplicates",
+                                  json_duplicates(f, &failed), "by_file", json_files(f, &failed));
+    failed |= json_object_update(set, rest) != 0 || json_object_update(set, more) != 0;
     push(sets, set, &failed);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory: data report") : TSR_OK;
 }
 
 /* ---- all of it ---- */
 
-static tsr_status put_json(tsr_text *out, const figures *sets, int count, int64_t show)
+static tsr_status put_json(tsr_text *out, const tsr_data_figures *sets, int count, int64_t show)
 {
     json_t *list = json_array();
     tsr_status status = TSR_OK;
@@ -370,6 +416,20 @@ static tsr_status put_json(tsr_text *out, const figures *sets, int count, int64_
     if (status >= 0)
         tsr_text_printf(out, "%s\n", text);
     return status;
+}
+
+static tsr_status put_form(tsr_text *out, const tsr_data_figures *sets, int count, int64_t show,
+                           tsr_report_form form)
+{
+    if (form == TSR_REPORT_JSON)
+        return put_json(out, sets, count, show);
+    if (form == TSR_REPORT_PAGE)
+        return tsr_data_put_page(out, sets, count, show);
+    for (int i = 0; i < count; i++) {
+        put_figures(out, &sets[i]);
+        TSR_TRY(put_examples(out, &sets[i], show, form == TSR_REPORT_COLOUR));
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_data_report(tsr_text *out, const tsr_inputs *inputs, int64_t show,
@@ -387,28 +447,29 @@ tsr_status tsr_data_report(tsr_text *out, const tsr_inputs *inputs, int64_t show
                   splits ? &config->dataset : &config->eval_dataset,
                   config->eval_packing == TSR_CONFIG_CHOICE_YES}};
     bool dated = inputs->chat && tsr_chat_dated(inputs->chat);
-    figures sets[2];
+    tsr_data_figures sets[2] = {0};
+    tsr_status status = TSR_OK;
     int count = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && status >= 0; i++) {
         if (!given[i].data)
             continue;
         sets[count] =
-            (figures){.data = given[i].data,
-                      .inputs = inputs,
-                      .stats = tsr_dataset_stats_of(given[i].data),
-                      .config = config,
-                      .files = given[i].files,
-                      .name = given[i].name,
-                      .tokenizer = inputs->tokenizer,
-                      .lacking = inputs->chat ? tsr_chat_lacking_tokens(inputs->chat) : "",
-                      .date = dated ? config->chat_template_date : NULL};
-        TSR_TRY(measure(&sets[count++], given[i].packing));
+            (tsr_data_figures){.data = given[i].data,
+                               .inputs = inputs,
+                               .stats = tsr_dataset_stats_of(given[i].data),
+                               .config = config,
+                               .files = given[i].files,
+                               .name = given[i].name,
+                               .tokenizer = inputs->tokenizer,
+                               .lacking = inputs->chat ? tsr_chat_lacking_tokens(inputs->chat) : "",
+                               .date = dated ? config->chat_template_date : NULL};
+        status = tsr_data_measure(&sets[count++], given[i].packing);
     }
-    if (form == TSR_REPORT_JSON)
-        TSR_TRY(put_json(out, sets, count, show));
-    for (int i = 0; i < count && form != TSR_REPORT_JSON; i++) {
-        put_figures(out, &sets[i]);
-        TSR_TRY(put_examples(out, &sets[i], show, form == TSR_REPORT_COLOUR));
-    }
+    if (status >= 0)
+        status = put_form(out, sets, count, show, form);
+    for (int i = 0; i < count; i++)
+        tsr_data_figures_free(&sets[i]);
+    if (status < 0)
+        return status;
     return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory: data report") : TSR_OK;
 }

@@ -7,8 +7,13 @@
 
 #include "inputs/inputs.h"
 
-/* PLAIN marks trained text with brackets, COLOUR with ANSI colours; JSON is one object. */
-typedef enum { TSR_REPORT_PLAIN, TSR_REPORT_COLOUR, TSR_REPORT_JSON } tsr_report_form;
+/* PLAIN marks trained text with brackets, COLOUR with ANSI colours; JSON is one object; PAGE is HTML, which loads nothing. */
+typedef enum {
+    TSR_REPORT_PLAIN,
+    TSR_REPORT_COLOUR,
+    TSR_REPORT_JSON,
+    TSR_REPORT_PAGE
+} tsr_report_form;
 
 /* Writes about every data set of `inputs`, which tsr_inputs_read_data_alone filled, with its first
  * `show` samples. Control characters of the data are shown as escapes. TSR_ENOMEM. */

@@ -44,6 +44,9 @@ static tsr_status cannot_parse(const json_error_t *error, const char *text, size
                         "%s%s: a number is too large to be read (a whole number is within 64 "
                         "bits); write it as a string, or leave its key out",
                         place, at);
+    if (json_error_code(error) == json_error_null_character)
+        return tsr_fail(TSR_EDATA, "%s%s: \\u0000 is in a string, which no text has; leave it out",
+                        place, at);
     return tsr_fail(TSR_EDATA, "%s%s: not valid %s: %s%s", place, at,
                     json_error_code(error) == json_error_invalid_utf8 ? "UTF-8" : "JSON",
                     error->text, advise(error, text, bytes, line));

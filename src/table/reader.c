@@ -1,6 +1,7 @@
 #include "table/reader.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,15 +24,17 @@ struct tsr_reader {
     bool between;        /* gzip members, Zstandard frames: the file may end here */
     bool gzip_open;
     z_stream gzip;
+    char damage[192]; /* "": none */
+    bool said;        /* it was reported, behind what could be unpacked */
     ZSTD_DCtx *zstandard;
     char packed[BUFFER_BYTES], data[BUFFER_BYTES];
 };
 
-static tsr_status damaged(const tsr_reader *r, const char *what)
+static tsr_status damaged(tsr_reader *r, const char *what)
 {
-    return tsr_fail(TSR_EDATA, "%s: the %s stream is damaged at byte %llu of the file: %s", r->path,
-                    tsr_reader_packing(r), (unsigned long long)(r->offset - (r->end - r->at)),
-                    what);
+    snprintf(r->damage, sizeof r->damage, "the %s stream is damaged at byte %llu of the file: %s",
+             tsr_reader_packing(r), (unsigned long long)(r->offset - (r->end - r->at)), what);
+    return tsr_fail(TSR_EDATA, "%s: %s", r->path, r->damage);
 }
 
 /* Reads until `into` is full or the file ends. */
@@ -90,12 +93,9 @@ static tsr_status unpack_zstandard(tsr_reader *r)
     return TSR_OK;
 }
 
-/* Fills `data`, from which everything was taken. */
-static tsr_status fill(tsr_reader *r)
+/* Unpacks until `data` is full. */
+static tsr_status unpack(tsr_reader *r)
 {
-    r->taken = r->ready = 0;
-    if (r->packing == PLAIN)
-        return read_file(&r->ready, r, r->data);
     while (r->ready < BUFFER_BYTES) {
         if (r->at == r->end && !r->file_ended) {
             r->at = 0;
@@ -110,6 +110,19 @@ static tsr_status fill(tsr_reader *r)
             return damaged(r, "the file ends before the stream does");
     }
     return TSR_OK;
+}
+
+/* Fills `data`, from which everything was taken. What could be unpacked before damage comes first. */
+static tsr_status fill(tsr_reader *r)
+{
+    r->taken = r->ready = 0;
+    if (r->packing == PLAIN)
+        return read_file(&r->ready, r, r->data);
+    tsr_status status = r->damage[0] ? TSR_EDATA : unpack(r);
+    if (status == TSR_EDATA && r->ready)
+        return TSR_OK;
+    r->said = status == TSR_EDATA;
+    return r->said ? tsr_fail(TSR_EDATA, "%s: %s", r->path, r->damage) : status;
 }
 
 /* What is in `packed` decides, or is handed out as it is. */
@@ -188,6 +201,11 @@ const char *tsr_reader_packing(const tsr_reader *r)
 {
     static const char *const names[] = {NULL, "gzip", "Zstandard"};
     return names[r->packing];
+}
+
+const char *tsr_reader_damage(const tsr_reader *r)
+{
+    return r->said ? r->damage : NULL;
 }
 
 uint64_t tsr_reader_done(const tsr_reader *r)

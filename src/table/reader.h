@@ -29,6 +29,10 @@ void tsr_reader_take(tsr_reader *reader, size_t bytes);
 /* "gzip", "Zstandard", or NULL: the file is not packed. */
 const char *tsr_reader_packing(const tsr_reader *reader);
 
+/* What is wrong with the packing of the file, once reading it has failed for that: "the gzip stream is damaged at byte 12 of the
+ * file: incorrect data check". NULL: nothing is known. Borrowed. */
+const char *tsr_reader_damage(const tsr_reader *reader);
+
 /* Bytes of the file that were read so far. */
 uint64_t tsr_reader_done(const tsr_reader *reader);
 

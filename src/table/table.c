@@ -157,6 +157,11 @@ static tsr_status start(tsr_table *t, int fd)
                         t->path);
     TSR_TRY(tsr_reader_look(&data, &bytes, t->text.reader));
     TSR_TRY(refuse_known(t->path, data, bytes));
+    if (ends_with(t->path, strlen(t->path), ".parquet"))
+        return tsr_fail(TSR_EDATA,
+                        "%s: the file is named as Parquet, but does not begin as one (PAR1): it is "
+                        "cut, damaged or something else; download or write it again",
+                        t->path);
     t->format = choose_format(t->path, data, bytes);
     return TSR_OK;
 }
@@ -200,7 +205,17 @@ tsr_status tsr_table_next(json_t **row, tsr_table *t)
     *row = NULL;
     if (t->parquet)
         return tsr_parquet_next(row, t->parquet);
-    return t->text.ended ? TSR_OK : t->format->next(row, &t->text, &t->state);
+    if (t->text.ended)
+        return TSR_OK;
+    tsr_status status = t->format->next(row, &t->text, &t->state);
+    if (status == TSR_EDATA && tsr_table_is_damaged(t))
+        return tsr_fail(TSR_EDATA, "%s: %s", tsr_table_place(t), tsr_reader_damage(t->text.reader));
+    return status;
+}
+
+bool tsr_table_is_damaged(const tsr_table *t)
+{
+    return t->text.reader && tsr_reader_damage(t->text.reader);
 }
 
 int64_t tsr_table_number(const tsr_table *t)

@@ -43,6 +43,9 @@ tsr_status tsr_table_next(json_t **row, tsr_table *table);
 int64_t tsr_table_number(const tsr_table *table);
 const char *tsr_table_place(tsr_table *table);
 
+/* Whether it failed because the file's packing is damaged: then rows before it may be wrong too. */
+bool tsr_table_is_damaged(const tsr_table *table);
+
 /* Of the whole file, -1 where only reading it tells. */
 int64_t tsr_table_rows(const tsr_table *table);
 

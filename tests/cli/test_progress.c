@@ -223,6 +223,15 @@ static void test_phase_on_a_terminal(void **state)
     tsr_job_report step = at(2);
     tsr_progress_step(p, &step);
     tsr_text_clear(&text);
+    /* How fast it is belongs to the phase: the time left goes on. */
+    tsr_progress_phase(p, "reading", 1, 8, 24);
+    tsr_progress_phase(p, "reading (120 rows/s)", 2, 8, 26);
+    assert_string_equal(text.data,
+                        "\r\033[Kreading (120 rows/s) [====>           ]  25%  0:06 left");
+    tsr_text_clear(&text);
+    tsr_progress_phase(p, "reading", 8, 8, 27);
+    begins(text.data, "\r\033[Kstep 2/4 [");
+    tsr_text_clear(&text);
     tsr_progress_phase(p, "writing", 1, 4, 30);
     tsr_progress_phase(p, "writing", 2, 4, 31);
     begins(text.data, "\r\033[Kwriting [========>");

@@ -71,7 +71,11 @@ static void test_commands(void **state)
     assert_int_equal(parse(&u, ARGS("data", "job.yaml", "--show", "3", "--json")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_DATA);
     assert_int_equal(u.show, 3);
+    assert_null(u.html);
     assert_true(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("data", "job.yaml", "--html=page.html")), TSR_OK);
+    assert_string_equal(u.html, "page.html");
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("eval", "x=1", "job.yaml")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_EVAL);
@@ -370,6 +374,9 @@ static void test_wrong_lines(void **state)
         {{"train", "job.yaml", "--json"}, {"--json: no such option"}},
         {{"train", "job.yaml", "--ranks", "2"}, {"--ranks: no such option", "mpirun -n N"}},
         {{"plan", "job.yaml", "--rank", "2"}, {"did you mean --ranks?", "[--ranks N]"}},
+        {{"data", "job.yaml", "--html"}, {"--html: the file is missing", "data.html"}},
+        {{"data", "job.yaml", "--html", "job.yaml"}, {"--html: found job.yaml", "ends in .html"}},
+        {{"plan", "job.yaml", "--html", "a.html"}, {"--html: no such option"}},
         {{"data", "job.yaml", "-show"}, {"did you mean --show?"}},
         {{"env", "--mesure"}, {"did you mean --measure?"}},
         {{"train", "job.yaml", "--jsn"}, {"--jsn: no such option", "such as lora_r=8"}},

@@ -157,6 +157,9 @@ static void test_axolotl(void **state)
          "dataset_prepared_path: last\nplugins: [axolotl.integrations.liger.LigerPlugin]\n",
          NULL,
          {"plugins: [axolotl.integrations.liger.LigerPlugin]", "!\nplugins"}},
+        {AXOLOTL SETS "default_system_message: Be brief.\n",
+         NULL,
+         {"default_system: \"Be brief.\"  # default_system_message"}},
         {AXOLOTL SETS "train_on_inputs: false\nfsdp: [full_shard]\nfsdp_config: {a: {b: c}}\n",
          NULL,
          {"!\ntrain_on_inputs", "#   fsdp: [full_shard]  (sharding is built in)", "{a: {b: c}}"}},
@@ -182,6 +185,34 @@ static void test_axolotl_data(void **state)
                  "message_property_mappings: {role: from, content: value}}]\n",
          NULL,
          {"dataset: a.jsonl", "dataset_format: sharegpt", "!field_messages"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, field_messages: turns, "
+                 "message_property_mappings: {role: who, content: what}, roles: {user: [asker]}, "
+                 "split: 'train[:10%]', roles_to_train: [assistant], train_on_eos: last}]\n",
+         NULL,
+         {"train_on_eot: last"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [human, gpt], "
+                 "train_on_eos: all, train_on_eot: none, drop_system_message: true}, "
+                 "{path: b.jsonl, type: input_output, drop_system_message: false}]\n",
+         NULL,
+         {"roles_to_train: [human, gpt]", "train_on_eot: none", "!train_on_eos", "!: all",
+          "format: input_output\n"}},
+        {AXOLOTL
+         "datasets: [{path: a.jsonl, type: chat_template, message_field_training: train}]\n",
+         NULL,
+         {"dataset: a.jsonl", "!message_property_mappings"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, message_field_training: learn, "
+                 "field_thinking: thoughts}]\n",
+         NULL,
+         {"message_property_mappings: {training: learn, reasoning_content: thoughts}"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, message_field_training: learn, "
+                 "field_messages: conversations, message_field_role: from, "
+                 "message_field_content: value}]\n",
+         NULL,
+         {"field_messages: conversations",
+          "message_property_mappings: {role: from, content: value, training: learn}"}},
+        {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, drop_system_message: true}]\n",
+         NULL,
+         {"drop_system: true"}},
         {AXOLOTL "datasets: [{path: a.jsonl, type: chat_template, field_messages: turns, "
                  "message_property_mappings: {role: who, content: what}, roles: {user: [asker]}, "
                  "split: 'train[:10%]', roles_to_train: [assistant], train_on_eos: last}]\n",
@@ -226,9 +257,9 @@ static void test_axolotl_data(void **state)
         {AXOLOTL "datasets: [{path: a, type: alpaca, colour: red}]\n",
          NULL,
          {"found 'colour'", "no such member"}},
-        {AXOLOTL "datasets: [{path: a, type: chat_template, drop_system_message: true}]\n",
+        {AXOLOTL "datasets: [{path: a, type: chat_template, input_transform: x}]\n",
          NULL,
-         {"drop_system_message: remove"}},
+         {"input_transform: rewrite"}},
     };
     check_each(cases, COUNT(cases));
     check_refused(refused, COUNT(refused));
@@ -324,8 +355,11 @@ static void test_llamafactory(void **state)
           "- path: \"./c.json\"\n    format: sharegpt\n    samples: 9\n"}},
         {FACTORY "dataset: [columns]\ndataset_dir: .\n",
          NULL,
-         {"field_instruction: q", "field_output: a", "field_system: s",
-          "chat_template: tokenizer_default", "split: part", "samples: 3"}},
+         {"field_instruction: q", "field_output: a", "field_system: s", "field_history: before",
+          "chat_template: tokenizer_default", "split: part"}},
+        {FACTORY "dataset: [columns]\ndataset_dir: .\ndefault_system: Short\n",
+         NULL,
+         {"samples: 3", "default_system: Short"}},
         {FACTORY "dataset: tags\ndataset_dir: .\n",
          NULL,
          {"format: messages", "!field_messages",
@@ -386,7 +420,8 @@ static void test_llamafactory(void **state)
         "{\"plain\": {\"file_name\": \"p.json\"}, "
         "\"chats\": {\"file_name\": \"c.json\", \"formatting\": \"sharegpt\"}, "
         "\"columns\": {\"file_name\": \"k.json\", \"split\": \"part\", \"num_samples\": 3, "
-        "\"columns\": {\"prompt\": \"q\", \"response\": \"a\", \"system\": \"s\"}}, "
+        "\"columns\": {\"prompt\": \"q\", \"response\": \"a\", \"system\": \"s\", \"history\": "
+        "\"before\"}}, "
         "\"tags\": {\"file_name\": \"t.json\", \"formatting\": \"sharegpt\", "
         "\"columns\": {\"messages\": \"messages\"}, \"tags\": {\"role_tag\": \"role\", "
         "\"content_tag\": \"text\", \"user_tag\": \"asker\", \"assistant_tag\": \"assistant\"}}, "

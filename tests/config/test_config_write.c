@@ -67,9 +67,47 @@ static void test_one_start(void **state)
     tsr_config_free(&again);
 }
 
+/* What is trained, of the job and of a data set, is read back as it was; an empty list of roles is not the same as none. */
+static void test_trained(void **state)
+{
+    (void)state;
+    tsr_text text = {0};
+    tsr_config c =
+        load_text("model_name_or_path: m\noutput_dir: o\nroles_to_train: []\ntrain_on_eot: no\n"
+                  "dataset: [{path: a.jsonl, roles_to_train: [user, gpt], train_on_eot: all, "
+                  "field_history: h}, {path: b.jsonl, roles_to_train: []}, {path: c.jsonl}]\n"
+                  "response_template: null\ndefault_system: 'a: b'\n");
+    assert_int_equal(tsr_config_write(&text, &c), TSR_OK);
+    assert_non_null(strstr(text.data, "\nroles_to_train: []\n"));
+    assert_non_null(strstr(text.data, "\ntrain_on_eot: none\n"));
+    tsr_config again = load_text(text.data);
+    assert_int_equal(tsr_config_hash(&c), tsr_config_hash(&again));
+    assert_non_null(again.roles_to_train.items);
+    assert_int_equal(again.roles_to_train.count, 0);
+    assert_int_equal(again.train_on_eot, TSR_CONFIG_EOT_NONE);
+    assert_string_equal(again.default_system, "a: b");
+    const tsr_config_set *sets = again.dataset.sets;
+    assert_int_equal(sets[0].roles_to_train.count, 2);
+    assert_string_equal(sets[0].roles_to_train.items[1], "gpt");
+    assert_string_equal(sets[0].field_history, "h");
+    assert_int_equal(sets[0].train_on_eot, TSR_CONFIG_EOT_ALL);
+    assert_non_null(sets[1].roles_to_train.items);
+    assert_int_equal(sets[1].roles_to_train.count, 0);
+    assert_null(sets[2].roles_to_train.items);
+    assert_int_equal(sets[2].train_on_eot, TSR_CONFIG_EOT_UNSET);
+    tsr_text_free(&text);
+    tsr_config_free(&c);
+    tsr_config_free(&again);
+    c = load("train_on_eos: true\n");
+    assert_int_equal(c.train_on_eot, TSR_CONFIG_EOT_TURN);
+    assert_null(c.roles_to_train.items);
+    tsr_config_free(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_marks),
-                                       cmocka_unit_test(test_one_start)};
+                                       cmocka_unit_test(test_one_start),
+                                       cmocka_unit_test(test_trained)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

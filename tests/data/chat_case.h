@@ -13,6 +13,7 @@
 #define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
 
 static tsr_tokenizer *tokenizer;
+static tsr_chat_training training; /* roles and ends, of what follows */
 
 static inline int setup(void **state)
 {
@@ -44,7 +45,8 @@ static inline tsr_status encode_as(tsr_chat_row *row, const char *source, const 
     if (status == TSR_OK) {
         json_t *json = json_loads(messages, JSON_DECODE_ANY, NULL);
         assert_non_null(json);
-        status = tsr_chat_encode(row, chat, json, NULL, prompt_count, assistant_only);
+        training.assistant_only = assistant_only;
+        status = tsr_chat_encode(row, chat, json, NULL, prompt_count, &training);
         json_decref(json);
     }
     tsr_chat_destroy(chat);

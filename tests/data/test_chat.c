@@ -6,6 +6,8 @@
 
 #include <sys/stat.h>
 
+static const tsr_chat_training assistants = {.assistant_only = true};
+
 static void check_text(const tsr_chat_row *row, const json_t *golden, const char *key)
 {
     size_t bytes;
@@ -34,7 +36,7 @@ static void test_golden(void **state)
     for (size_t i = 0; i < 60; i++) {
         const json_t *golden = json_array_get(lines, i);
         const json_t *messages = json_object_get(golden, "messages");
-        if (tsr_chat_encode(&row, chat, messages, NULL, 0, true) < 0)
+        if (tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants) < 0)
             fail_msg("row %zu: %s", i, tsr_last_error());
         check_text(&row, golden, "text");
         check_ids(&row, golden, "input_ids");
@@ -195,7 +197,7 @@ static void test_broken_rows(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         json_t *messages = json_loads(cases[i].messages, JSON_DECODE_ANY, NULL);
         assert_non_null(messages);
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_EDATA);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_EDATA);
         for (int j = 0; j < 2 && cases[i].words[j]; j++)
             if (!strstr(tsr_last_error(), cases[i].words[j]))
                 fail_msg("case %zu: \"%s\" is not in \"%s\"", i, cases[i].words[j],
@@ -231,7 +233,7 @@ static void test_no_template(void **state)
             TSR_OK);
         assert_int_equal(tsr_tokenizer_id(bare, tsr_tokenizer_special(bare, "bos_token")), 0);
         assert_int_equal(tsr_chat_create(&chat, bare, NULL), TSR_OK);
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_OK);
         assert_string_equal(row.text.data, "<|begin_of_text|>x");
         assert_int_equal(row.tokens.ids[0], 0);
         json_decref(messages);
@@ -259,7 +261,7 @@ static void check_row(tsr_chat *chat, const char *tools, const char *text, const
     tsr_chat_row row = {0};
     json_t *messages = json_loads("[" USER("hi") "," ASSISTANT("yes") "]", 0, NULL);
     json_t *list = tools ? json_loads(tools, 0, NULL) : NULL;
-    assert_int_equal(tsr_chat_encode(&row, chat, messages, list, 0, true), TSR_OK);
+    assert_int_equal(tsr_chat_encode(&row, chat, messages, list, 0, &assistants), TSR_OK);
     assert_string_equal(row.text.data, text);
     check_trained(&row, trained);
     json_array_remove(messages, 1);
@@ -369,7 +371,7 @@ static void test_one_template_for_all(void **state)
             directory = model_with("given", list, NULL);
         assert_int_equal(tsr_tokenizer_open(&t, directory, false), TSR_OK);
         assert_int_equal(tsr_chat_create(&chat, t, &options), TSR_OK);
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, tools, 0, true), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, tools, 0, &assistants), TSR_OK);
         assert_string_equal(row.text.data, "1");
         json_decref(messages);
         json_decref(tools);
@@ -399,7 +401,7 @@ static void test_space_before(void **state)
     assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
     json_t *messages =
         json_loads("[" USER("\\n") "," ASSISTANT("\\n") "," USER("\\n") "]", 0, NULL);
-    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_OK);
     static const char *const tokens[] = {"\xe2\x96\x81", "\n",   "<s>",          "\xe2\x96\x81",
                                          "\n",           "</s>", "\xe2\x96\x81", "\n"};
     static const uint8_t trained[] = {0, 0, 0, 1, 1, 1, 0, 0};
@@ -432,7 +434,7 @@ static void test_space_taken_along(void **state)
     assert_int_equal(tsr_tokenizer_parse(&t, "t", json, bytes, config, strlen(config)), TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
     json_t *messages = json_loads("[" USER("one") "," ASSISTANT("two") "]", 0, NULL);
-    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_OK);
     while (at < row.tokens.count && row.tokens.ids[at] != tsr_tokenizer_id(t, "<|assistant|>"))
         at++;
     end = row.tokens.count - 1;
@@ -511,7 +513,7 @@ static void test_template_json(void **state)
         json_t *messages = json_loads("[" USER("hi") "]", 0, NULL);
         assert_int_equal(tsr_tokenizer_open(&t, directory, false), TSR_OK);
         assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_OK);
         assert_string_equal(row.text.data, cases[i].text);
         json_decref(messages);
         tsr_chat_row_free(&row);
@@ -533,10 +535,10 @@ static void test_bad_tool_use(void **state)
     json_t *messages = json_loads("[" USER("hi") "]", 0, NULL), *tools = json_array();
     assert_int_equal(tsr_tokenizer_open(&t, model_with("bad", list, NULL), false), TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
-    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_OK);
     assert_string_equal(row.text.data, "plain");
     for (int twice = 0; twice < 2; twice++) {
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, tools, 0, true), TSR_EDATA);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, tools, 0, &assistants), TSR_EDATA);
         assert_non_null(strstr(tsr_last_error(), "tokenizer_config.json (tool_use):1"));
         assert_non_null(strstr(tsr_last_error(), "nonsense"));
     }
@@ -597,7 +599,7 @@ static void test_special_tokens(void **state)
             write_text(path, specials[i].map);
         assert_int_equal(tsr_tokenizer_open(&t, directory, false), TSR_OK);
         assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_OK);
         assert_string_equal(row.text.data, specials[i].text);
         assert_int_equal(special_id(t, "bos_token"), specials[i].bos);
         assert_int_equal(tsr_tokenizer_eos(t), specials[i].eos);

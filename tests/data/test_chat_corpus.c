@@ -4,6 +4,8 @@
 
 #define DIR "tests/golden/corpus/"
 
+static const tsr_chat_training assistants = {.assistant_only = true};
+
 static tsr_tokenizer *tokenizer;
 
 static int setup(void **state)
@@ -153,6 +155,102 @@ static void test_both_ways(void **state)
     tsr_chat_row_free(&row);
 }
 
+/* ---- roles and ends of turns that are chosen ---- */
+
+typedef struct {
+    int rows, ends, no_ends, users, no_users;
+} chosen_outcomes;
+
+/* Encodes with a choice; NULL: the row is refused. The caller frees the mask. */
+static uint8_t *mask_of(tsr_chat_row *row, tsr_chat *chat, const json_t *variables,
+                        tsr_chat_training training)
+{
+    const json_t *tools = json_object_get(variables, "tools");
+    training.assistant_only = true;
+    tsr_status status = tsr_chat_encode(row, chat, json_object_get(variables, "messages"),
+                                        json_is_array(tools) ? tools : NULL, 0, &training);
+    assert_true(status == TSR_OK || status == TSR_EDATA);
+    if (status < 0)
+        return NULL;
+    uint8_t *mask = malloc(row->tokens.count + 1);
+    assert_non_null(mask);
+    memcpy(mask, row->mask, row->tokens.count);
+    return mask;
+}
+
+/* Whether all that `a` trains `b` trains, or with `not_both` nothing of it. */
+static bool compare(const uint8_t *a, const uint8_t *b, size_t count, bool not_both)
+{
+    for (size_t i = 0; i < count; i++)
+        if (a[i] && b[i] == not_both)
+            return false;
+    return true;
+}
+
+static void choose_in(chosen_outcomes *o, tsr_chat *chat, tsr_chat_row *row,
+                      const json_t *variables, const char *name, size_t set)
+{
+    const unsigned assistant = TSR_CHAT_ROLES_CHOSEN | TSR_CHAT_ASSISTANT;
+    uint8_t *turn = mask_of(row, chat, variables, (tsr_chat_training){0});
+    if (!turn)
+        return;
+    size_t count = row->tokens.count;
+    uint8_t *same = mask_of(row, chat, variables, (tsr_chat_training){.roles = assistant});
+    if (!same || memcmp(turn, same, count) != 0)
+        fail_msg("%s %zu: the assistant's turns are not what is trained without a choice", name,
+                 set);
+    uint8_t *none = mask_of(row, chat, variables, (tsr_chat_training){.ends = TSR_CHAT_ENDS_NONE});
+    uint8_t *last = mask_of(row, chat, variables, (tsr_chat_training){.ends = TSR_CHAT_ENDS_LAST});
+    uint8_t *all = mask_of(row, chat, variables, (tsr_chat_training){.ends = TSR_CHAT_ENDS_ALL});
+    if (!none != !last)
+        fail_msg("%s %zu: an end is known, and is not", name, set);
+    if ((none && (!compare(none, last, count, false) || !compare(last, turn, count, false))) ||
+        (all && !compare(turn, all, count, false)))
+        fail_msg("%s %zu: a choice of fewer ends trains more", name, set);
+    uint8_t *user = mask_of(row, chat, variables,
+                            (tsr_chat_training){.roles = TSR_CHAT_ROLES_CHOSEN | TSR_CHAT_USER});
+    if (user && !compare(user, turn, count, true))
+        fail_msg("%s %zu: a token of the user is the assistant's", name, set);
+    o->rows++;
+    o->ends += none != NULL;
+    o->no_ends += none == NULL;
+    o->users += user != NULL;
+    o->no_users += user == NULL;
+    free(turn);
+    free(same);
+    free(none);
+    free(last);
+    free(all);
+    free(user);
+}
+
+/* Every conversation under every template: what holds of any choice. The counts are of what was looked at. */
+static void test_chosen(void **state)
+{
+    (void)state;
+    size_t bytes;
+    chosen_outcomes o = {0};
+    tsr_chat_row row = {0};
+    char *text = golden_file(DIR "conversations.json", &bytes);
+    json_t *sets = json_loadb(text, bytes, 0, NULL), *lines = golden_lines(DIR "expected.jsonl");
+    for (size_t i = 1; i < json_array_size(lines); i++) {
+        const char *name = json_string_value(json_object_get(json_array_get(lines, i), "template"));
+        tsr_chat *chat = open_chat(name);
+        for (size_t set = 0; set < json_array_size(sets); set++)
+            choose_in(&o, chat, &row, json_array_get(sets, set), name, set);
+        tsr_chat_destroy(chat);
+    }
+    assert_int_equal(o.rows, 1581);
+    assert_int_equal(o.ends, 1575);
+    assert_int_equal(o.no_ends, 6);
+    assert_int_equal(o.users, 1572);
+    assert_int_equal(o.no_users, 9);
+    json_decref(lines);
+    json_decref(sets);
+    free(text);
+    tsr_chat_row_free(&row);
+}
+
 /* What is trained, turn by turn; NULL: the row is refused. */
 static const struct {
     const char *template, *messages, *turns[3];
@@ -189,7 +287,7 @@ static void test_trained_turns(void **state)
             *p = *p == '\'' ? '"' : *p;
         json_t *messages = json_loads(text, 0, NULL);
         tsr_conversation c = {.chat = chat, .row = &row, .messages = messages};
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants), TSR_OK);
         assert_int_equal(tsr_chat_see(&c.seen, chat, messages), TSR_OK);
         for (size_t k = 1, turn = 0; k < json_array_size(messages); k += 2, turn++) {
             tsr_span span;
@@ -384,7 +482,7 @@ static void test_named_turns(void **state)
         tsr_chat *chat = open_named(ends[i].name);
         tsr_chat_row row = {0};
         tsr_conversation c = {.chat = chat, .row = &row, .messages = messages};
-        if (tsr_chat_encode(&row, chat, messages, NULL, 0, true) < 0)
+        if (tsr_chat_encode(&row, chat, messages, NULL, 0, &assistants) < 0)
             fail_msg("%s: %s", ends[i].name, tsr_last_error());
         assert_int_equal(row.findings, 0);
         assert_int_equal(tsr_chat_see(&c.seen, chat, messages), TSR_OK);
@@ -460,9 +558,10 @@ static void test_choice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_roles),         cmocka_unit_test(test_both_ways),
-        cmocka_unit_test(test_trained_turns), cmocka_unit_test(test_long_chat),
-        cmocka_unit_test(test_names),         cmocka_unit_test(test_named_turns),
-        cmocka_unit_test(test_vicuna),        cmocka_unit_test(test_choice)};
+        cmocka_unit_test(test_roles),       cmocka_unit_test(test_both_ways),
+        cmocka_unit_test(test_chosen),      cmocka_unit_test(test_trained_turns),
+        cmocka_unit_test(test_long_chat),   cmocka_unit_test(test_names),
+        cmocka_unit_test(test_named_turns), cmocka_unit_test(test_vicuna),
+        cmocka_unit_test(test_choice)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -253,6 +253,10 @@ static void truncation(void **state)
     assert_int_equal(tsr_dataset_sample(data, 1).line, 3);
     assert_int_equal(tsr_dataset_stats_of(data)->truncated, 2);
     assert_int_equal(tsr_dataset_stats_of(data)->emptied, 1);
+    assert_int_equal(tsr_dataset_stats_of(data)->first_cut.line, 1);
+    assert_int_equal(tsr_dataset_stats_of(data)->first_cut.rows, 2);
+    assert_int_equal(tsr_dataset_stats_of(data)->first_emptied.line, 2);
+    assert_int_equal(tsr_dataset_stats_of(data)->first_too_long.rows, 0);
     assert_int_equal(tsr_dataset_stats_of(data)->unlabelled, 1);
     assert_non_null(strstr(warnings, "1 of 3 rows have no token to train"));
     assert_non_null(strstr(warnings, "max_length 4 cut 2 rows and dropped 1 of 4"));
@@ -602,6 +606,32 @@ static void detection(void **state)
                 (const char *[MOST_WORDS]){"detect.jsonl:1", "input_ids"});
 }
 
+/* A gzip stream whose check is wrong: bad rows before its end are not the reason, and the damage is said first. */
+static void damaged_packing(void **state)
+{
+    (void)state;
+    static const char rows[] =
+        "{\"input_ids\":[1,2]}\n{\"input_ids\":[1,}\n{\"input_ids\":[3,4]}\n";
+    const uint8_t length = sizeof rows - 1;
+    const uint8_t begin[] = {0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 1, length, 0, (uint8_t)~length,
+                             0xff};
+    const uint8_t end[] = {1, 2, 3, 4, length, 0, 0, 0};
+    const char *path = scratch_path("rows.jsonl");
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(begin, 1, sizeof begin, file), sizeof begin);
+    assert_int_equal(fwrite(rows, 1, length, file), length);
+    assert_int_equal(fwrite(end, 1, sizeof end, file), sizeof end);
+    assert_int_equal(fclose(file), 0);
+    tsr_dataset *data = NULL;
+    const tsr_dataset_options options = {.files = &path, .file_count = 1};
+    assert_int_equal(tsr_dataset_load(&data, &options), TSR_EDATA);
+    const char *said = tsr_last_error(), *damage = strstr(said, "the gzip stream is damaged");
+    const char *bad = strstr(said, "rows.jsonl:2:");
+    if (!damage || !bad || bad < damage || !strstr(said, "1 bad rows"))
+        fail_msg("%s", said);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -618,6 +648,7 @@ int main(void)
         cmocka_unit_test(broken_places),
         cmocka_unit_test(long_lines),
         cmocka_unit_test(detection),
+        cmocka_unit_test(damaged_packing),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,6 +1,7 @@
 /*
  * Rows of every format against transformers and TRL's rules: tests/golden/data_formats.jsonl, made
- * by tools/make_data_golden.py. The same tokens and the same labels, none more.
+ * by tools/make_data_golden.py; and what axolotl itself trains of chats and segments: axolotl_labels.jsonl, by
+ * tools/make_axolotl_golden.py. The same tokens and the same labels, none more.
  */
 #include "data/golden_lines.h"
 #include "support/scratch.h"
@@ -14,6 +15,21 @@ static tsr_loss_choice choice(const json_t *options, const char *key)
 {
     const json_t *value = json_object_get(options, key);
     return !value ? TSR_LOSS_AUTO : json_is_true(value) ? TSR_LOSS_YES : TSR_LOSS_NO;
+}
+
+/* roles_to_train and train_on_eot; neither: as without. */
+static tsr_chat_training training_of(const json_t *options)
+{
+    static const char *const words[] = {"turn", "all", "last", "none"};
+    const json_t *roles = json_object_get(options, "roles_to_train");
+    const char *ends = json_string_value(json_object_get(options, "train_on_eot"));
+    tsr_chat_training training = {.roles = roles ? TSR_CHAT_ROLES_CHOSEN : 0};
+    for (size_t i = 0; i < json_array_size(roles); i++)
+        training.roles |= tsr_chat_role_bit(json_string_value(json_array_get(roles, i)));
+    for (int i = 0; ends && i < 4; i++)
+        if (!strcmp(ends, words[i]))
+            training.ends = (tsr_chat_ends)i;
+    return training;
 }
 
 static void write_rows(const char *path, const json_t *rows)
@@ -55,6 +71,7 @@ static void check_line(const json_t *line)
         .eos_id = tsr_tokenizer_eos(tokenizer),
         .assistant_only = choice(given, "assistant_only_loss"),
         .completion_only = choice(given, "completion_only_loss"),
+        .training = training_of(given),
         .vocab_size = 4096};
     if (tsr_dataset_load(&data, &options) != TSR_OK)
         fail_msg("%s: %s", format, tsr_last_error());
@@ -69,19 +86,30 @@ static void check_line(const json_t *line)
     tsr_dataset_destroy(data);
 }
 
-static void formats(void **state)
+static void check_file(const char *path, size_t least)
 {
-    (void)state;
-    json_t *lines = golden_lines("tests/golden/data_formats.jsonl");
-    assert_true(json_array_size(lines) >= 13);
+    json_t *lines = golden_lines(path);
+    assert_true(json_array_size(lines) >= least);
     for (size_t i = 0; i < json_array_size(lines); i++)
         check_line(json_array_get(lines, i));
     json_decref(lines);
 }
 
+static void formats(void **state)
+{
+    (void)state;
+    check_file("tests/golden/data_formats.jsonl", 13);
+}
+
+static void axolotl(void **state)
+{
+    (void)state;
+    check_file("tests/golden/axolotl_labels.jsonl", 26);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(formats)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(formats), cmocka_unit_test(axolotl)};
     scratch_make();
     assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama", false),
                      TSR_OK);

@@ -192,6 +192,40 @@ static void again(void **state)
     check_load("tokenized before", 200);
 }
 
+/* What decides about tokens or labels makes another file, and each is found again. */
+static void options_apart(void **state)
+{
+    (void)state;
+    char path[4096];
+    const char *rows = scratch_path("rows.jsonl");
+    const tsr_dataset_options options[] = {
+        {0},
+        {.drop_system = true},
+        {.training.ends = TSR_CHAT_ENDS_LAST},
+        {.training.roles = TSR_CHAT_ROLES_CHOSEN | TSR_CHAT_USER},
+        {.default_system = "a"},
+        {.default_system = "b"},
+        {.response_template = "It is"},
+        {.response_template = "It"},
+    };
+    write_rows(0);
+    use_folder("options");
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+            tsr_dataset_options o = options[i];
+            tsr_dataset *data;
+            o.files = &rows;
+            o.file_count = 1;
+            o.chat = chat;
+            o.cache = &place;
+            tsr_text_clear(&said);
+            assert_int_equal(tsr_dataset_load(&data, &o), TSR_OK);
+            assert_true(heard(pass ? "tokenized before" : "tokens are kept in"));
+            tsr_dataset_destroy(data);
+        }
+    assert_int_equal(count_files(path), sizeof options / sizeof *options);
+}
+
 static void changed(void **state)
 {
     (void)state;
@@ -321,6 +355,77 @@ static void full(void **state)
     tsr_dataset_destroy(plain);
 }
 
+/* The path of the cache that was just said to be made or used. */
+static void cache_path(char path[4096])
+{
+    const char *at = strstr(tsr_text_string(&said), place.directory);
+    assert_non_null(at);
+    snprintf(path, 4096, "%.*s", (int)strcspn(at, ")\n"), at);
+}
+
+/* Loads with the cache; gives its path. */
+static tsr_dataset *load_kept(char path[4096], const char *expected, int64_t max_length)
+{
+    tsr_dataset *data;
+    assert_int_equal(load(&data, 1, true, max_length), TSR_OK);
+    if (!heard(expected))
+        fail_msg("expected \"%s\" in: %s", expected, tsr_text_string(&said));
+    cache_path(path);
+    return data;
+}
+
+static void keep(char path[4096], const char *expected, int64_t max_length)
+{
+    tsr_dataset_destroy(load_kept(path, expected, max_length));
+}
+
+/* Sets the time at which a cache was used last. */
+static void used_at(const char *path, time_t when)
+{
+    const struct timespec times[] = {{when, 0}, {when, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+static bool is_there(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+/* Beyond the limit those that were used longest ago go, but neither the newest nor one that is mapped. */
+static void limit(void **state)
+{
+    (void)state;
+    char a[4096], b[4096], c[4096], d[4096];
+    struct stat info;
+    write_rows(0);
+    use_folder("limit");
+    keep(a, "tokens are kept in", 201);
+    assert_int_equal(stat(a, &info), 0);
+    place.most_bytes = (uint64_t)(info.st_size * 5 / 2); /* room for two */
+    keep(b, "tokens are kept in", 200);
+    assert_true(is_there(a) && is_there(b));
+    used_at(a, 1000);
+    used_at(b, 2000);
+    keep(c, "tokens are kept in", 199);
+    assert_true(!is_there(a) && is_there(b) && is_there(c));
+    used_at(c, 1000);
+    keep(c, "tokenized before", 199); /* which is a use */
+    keep(d, "tokens are kept in", 198);
+    assert_true(!is_there(b) && is_there(c) && is_there(d));
+    tsr_dataset *mapped = load_kept(c, "tokenized before", 199);
+    used_at(c, 500);
+    used_at(d, 600);
+    keep(a, "tokens are kept in", 201);
+    assert_true(is_there(c) && !is_there(d) && is_there(a));
+    tsr_dataset_destroy(mapped);
+    keep(b, "tokens are kept in", 200);
+    assert_true(!is_there(c) && is_there(a) && is_there(b));
+    /* What has no room even alone is not kept, which is said. */
+    place.most_bytes = (uint64_t)info.st_size / 4;
+    check_load("the tokens take more than the cache's", 196);
+    assert_true(is_there(a) && is_there(b));
+}
+
 static void no_place(void **state)
 {
     (void)state;
@@ -336,8 +441,9 @@ static void no_place(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads), cmocka_unit_test(bad_rows), cmocka_unit_test(again),
-        cmocka_unit_test(changed), cmocka_unit_test(damaged),  cmocka_unit_test(linked),
-        cmocka_unit_test(racing),  cmocka_unit_test(full),     cmocka_unit_test(no_place)};
+        cmocka_unit_test(threads),       cmocka_unit_test(bad_rows), cmocka_unit_test(again),
+        cmocka_unit_test(options_apart), cmocka_unit_test(changed),  cmocka_unit_test(damaged),
+        cmocka_unit_test(linked),        cmocka_unit_test(racing),   cmocka_unit_test(full),
+        cmocka_unit_test(limit),         cmocka_unit_test(no_place)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

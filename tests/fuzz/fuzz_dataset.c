@@ -1,6 +1,6 @@
 /*
  * A file of rows, of any format, read as a job reads it. The first byte chooses what is trained, what happens to long
- * rows and the chat template: '0' is every default. What is loaded holds together.
+ * rows, the chat template, and whether roles and ends of turns are chosen: '0' is every default. What is loaded holds together.
  */
 #include "data/dataset.h"
 #include "fuzz/fuzz.h"
@@ -78,8 +78,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     options.completion_only = (tsr_loss_choice)choose(&bits, 3);
     options.assistant_only = (tsr_loss_choice)choose(&bits, 3);
     tsr_chat *chat = chats[choose(&bits, 2)];
-    bool is_chat,
-        asks = options.completion_only == TSR_LOSS_YES || options.assistant_only == TSR_LOSS_YES;
+    bool chosen = choose(&bits, 2);
+    bool is_chat, asks = options.completion_only == TSR_LOSS_YES ||
+                         options.assistant_only == TSR_LOSS_YES || chosen;
+    if (chosen) { /* roles, ends of turns and a system prompt */
+        options.training.roles =
+            TSR_CHAT_ROLES_CHOSEN | TSR_CHAT_SYSTEM | TSR_CHAT_USER | TSR_CHAT_TOOL;
+        options.training.ends = TSR_CHAT_ENDS_ALL;
+        options.default_system = "Be brief.";
+    }
     tsr_dataset *dataset;
     fuzz_begin();
     tsr_status status = tsr_dataset_detect(&options.format, &is_chat, &options);

@@ -277,6 +277,10 @@ static void purposes_limit_the_calls(void **state)
     assert_string_equal(text, upwards);
     free(text);
     free(upwards);
+    assert_int_equal(tsr_job_print_data(job, 1, TSR_JOB_HTML, &text), 0);
+    assert_ptr_equal(strstr(text, "<!DOCTYPE html>"), text);
+    free(text);
+    assert_true(tsr_job_print_data(job, 1, TSR_JOB_HTML + 1, &text) < 0);
     assert_true(tsr_job_print_data(job, -1, TSR_JOB_PLAIN, &text) < 0);
     assert_true(tsr_job_plan(job, &info[0]) < 0);
     assert_true(tsr_job_start(job) < 0);

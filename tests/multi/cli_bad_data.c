@@ -4,6 +4,8 @@
 #include "multi/cli.h"
 #include "multi/cli_bad.h"
 
+#include <stdio.h>
+
 #define ROW "{\"input_ids\": [10, 11, 12, 13, 14]}\n"
 
 #define DATA(function, text)                                                                       \
@@ -52,7 +54,7 @@ DATA(alpaca_without_output, ALPACA "{\"instruction\": \"Add.\"}\n")
 DATA(alpaca_history, ALPACA "{\"instruction\": \"a\", \"output\": \"b\", "
                             "\"history\": [[\"c\", \"d\"]]}\n")
 DATA(sharegpt_speaker, SHAREGPT "{\"conversations\": [{\"from\": \"robot\", \"value\": \"a\"}]}\n")
-DATA(sharegpt_role, SHAREGPT "{\"conversations\": [{\"role\": \"user\", \"content\": \"a\"}]}\n")
+DATA(sharegpt_role, SHAREGPT "{\"conversations\": [{\"name\": \"user\", \"content\": \"a\"}]}\n")
 DATA(prompt_number, "{\"prompt\": \"a\", \"completion\": \"b\"}\n"
                     "{\"prompt\": 1, \"completion\": \"b\"}\n")
 DATA(prompt_half_list, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], "
@@ -150,6 +152,53 @@ static void no_file_on_one_rank(void)
     cli_remove("apart/data.jsonl");
 }
 
+/* A data set as a map, with `member` in it. */
+static void write_set(const char *member)
+{
+    char set[256];
+    snprintf(set, sizeof set, "dataset:\n  - path: texts.jsonl\n    %s\n", member);
+    cli_write("texts.jsonl", "{\"text\": \"a\"}\n");
+    cli_edit("job.yaml", "dataset: data.jsonl\n", set);
+}
+
+static void template_of_texts(void)
+{
+    write_set("chat_template: chatml");
+}
+
+static void roles_of_texts(void)
+{
+    write_set("roles_to_train: [user]");
+}
+
+static void eot_of_texts(void)
+{
+    write_set("train_on_eot: last");
+}
+
+DATA(image_part,
+     CHAT "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\", "
+          "\"image_url\": {}}]}]}\n")
+
+DATA(wrong_gzip, "\x1f\x8bnonsense, and more of it")
+DATA(mixed_types, "{\"text\": \"a\"}\n{\"text\": 5}\n{\"text\": \"b\"}\n")
+
+static void ragged_csv(void)
+{
+    cli_write("rows.csv", "text,other\na,b\nc\nd,e\n");
+}
+
+static void cut_parquet(void)
+{
+    cli_link_all(TSR_SOURCE_DIR "/tests/golden/tables", "tables");
+    cli_cut("tables/old_lists.parquet", -1);
+}
+
+static void no_parquet(void)
+{
+    cli_write("rows.parquet", "{\"text\": \"a\"}\n");
+}
+
 #define RANK_1_APART "if [ $RANK = 1 ]; then cd apart; fi; exec \"$@\""
 
 const cli_bad_case cli_bad_data[] = {
@@ -183,7 +232,39 @@ const cli_bad_case cli_bad_data[] = {
     {"alpaca_without_output", alpaca_without_output, NULL, 65, {"data.jsonl:2", "\"output\""}},
     {"alpaca_history", alpaca_history, NULL, 65, {"data.jsonl:2", "\"history\"", "messages"}},
     {"sharegpt_speaker", sharegpt_speaker, NULL, 65, {"data.jsonl:2", "\"robot\"", "human, gpt"}},
-    {"sharegpt_role", sharegpt_role, NULL, 65, {"data.jsonl:2", "\"from\"", "\"messages\""}},
+    {"wrong_gzip", wrong_gzip, NULL, 65, {"data.jsonl: the gzip stream is damaged at byte"}},
+    {"mixed_types", mixed_types, NULL, 65, {"data.jsonl:2: key 'text' is 5, expected a string"}},
+    {"ragged_csv",
+     ragged_csv,
+     "dataset=rows.csv",
+     65,
+     {"rows.csv:3: the row has 1 column, the header has 2"}},
+    {"cut_parquet",
+     cut_parquet,
+     "dataset=tables/old_lists.parquet",
+     65,
+     {"old_lists.parquet: the Parquet file is cut"}},
+    {"no_parquet", no_parquet, "dataset=rows.parquet", 65, {"rows.parquet: the file is named"}},
+    {"image_part", image_part, NULL, 65, {"data.jsonl:2", "messages[0]", "\"image_url\""}},
+    {"template_of_texts", template_of_texts, NULL, 78, {"dataset[0]: chat_template", "text"}},
+    {"roles_of_texts", roles_of_texts, NULL, 78, {"dataset[0]: roles_to_train", "texts.jsonl"}},
+    {"eot_of_texts", eot_of_texts, NULL, 78, {"dataset[0]: train_on_eot", "as messages"}},
+    {"odd_role_to_train",
+     chat,
+     "roles_to_train=wizard",
+     78,
+     {"roles_to_train: found 'wizard'", "assistant"}},
+    {"roles_of_all",
+     chat,
+     "roles_to_train=user train_on_inputs=true",
+     78,
+     {"roles_to_train", "train_on_inputs"}},
+    {"no_response_template",
+     plain_text,
+     "response_template=###",
+     65,
+     {"response_template \"###\"", "data.jsonl:1"}},
+    {"sharegpt_role", sharegpt_role, NULL, 65, {"data.jsonl:2", "\"from\"", "\"role\""}},
     {"prompt_number", prompt_number, NULL, 65, {"data.jsonl:2", "\"prompt\" is an integer"}},
     {"prompt_half_list", prompt_half_list, NULL, 65, {"data.jsonl:1", "\"completion\" a string"}},
     {"prompt_list_then_text",

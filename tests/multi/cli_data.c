@@ -4,11 +4,13 @@
  */
 #include "multi/cli.h"
 
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void run_data(cli_output *output, const char *words)
 {
@@ -21,8 +23,8 @@ static void run_data(cli_output *output, const char *words)
 
 static void expect(const char *text, const char *part)
 {
-    if (!strstr(text, part))
-        cli_fail("expected '%s' in\n%s", part, text);
+    if (!text || !strstr(text, part))
+        cli_fail("expected '%s' in\n%s", part, text ? text : "");
 }
 
 /* What is said about the data, in words and as JSON; nothing is written. */
@@ -105,6 +107,128 @@ static void chats(void)
     cli_case_end();
 }
 
+/* What is trained, by keys of a set and of the job. */
+static void trained(void)
+{
+    cli_output text;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_write("chats.jsonl",
+              "{\"messages\": [{\"role\": \"asker\", \"content\": \"one\"}, "
+              "{\"role\": \"assistant\", \"content\": [{\"type\": \"text\", \"text\": \"two\"}]}, "
+              "{\"role\": \"asker\", \"content\": \"three\"}, "
+              "{\"role\": \"assistant\", \"content\": \"four\"}]}\n");
+    cli_write("texts.jsonl", "{\"text\": \"five\"}\n");
+    cli_write("alpaca.jsonl", "{\"instruction\": \"six\", \"before\": [[\"seven\", \"eight\"]], "
+                              "\"output\": \"nine\"}\n");
+    cli_edit("job.yaml", "dataset: data.jsonl\n",
+             "dataset:\n  - path: chats.jsonl\n    roles: {user: [asker]}\n"
+             "    roles_to_train: [asker, assistant]\n    train_on_eot: last\n"
+             "  - path: texts.jsonl\n"
+             "  - path: alpaca.jsonl\n    chat_template: tokenizer_default\n    field_history: "
+             "before\n");
+    run_data(&text, "--show 3 default_system=Short. train_on_eot=false");
+    expect(text.err, "dataset[1]: default_system has no effect on rows of the format text");
+    expect(text.err, "dataset[1]: train_on_eot has no effect on rows of the format text");
+    expect(text.out, "<|start_header_id|>system<|end_header_id|>\n\nShort.<|eot_id|>");
+    expect(text.out, "\xe2\x9f\xa6one\xe2\x9f\xa7<|eot_id|>");
+    expect(text.out, "\xe2\x9f\xa6two\xe2\x9f\xa7<|eot_id|>");
+    expect(text.out, "\xe2\x9f\xa6"
+                     "four<|eot_id|>\xe2\x9f\xa7");
+    expect(text.out, "\xe2\x9f\xa6"
+                     "five<|eot_id|>\xe2\x9f\xa7");
+    expect(text.out, "\xe2\x9f\xa6"
+                     "eight\xe2\x9f\xa7<|eot_id|>");
+    cli_output_free(&text);
+    cli_case_end();
+}
+
+/* What is printed on a terminal; the caller's. */
+static char *type_on_terminal(const char *before, const char *words)
+{
+    char line[4600], *text = calloc(1, 1 << 16);
+    cli_output output;
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    if (!text || terminal < 0 || grantpt(terminal) || unlockpt(terminal)) {
+        cli_fail("no pseudo terminal");
+        return text;
+    }
+    int other =
+        open(ptsname(terminal), O_RDWR | O_NOCTTY); /* what was written stays while it is open */
+    snprintf(line, sizeof line, "cd '%s' && %s %s %s >%s", cli_here(), before, cli_program(), words,
+             ptsname(terminal));
+    cli_type(&output, line);
+    if (output.code != 0)
+        cli_fail("%s: exit code %d\n%s", line, output.code, output.err);
+    for (ssize_t got = 1, at = 0; got > 0 && at<60000; at += got> 0 ? got : 0)
+        got = read(terminal, text + at, (size_t)(60000 - at));
+    close(other);
+    close(terminal);
+    cli_output_free(&output);
+    return text;
+}
+
+/* Figures of rows: the longest, duplicates, each file; a page of them; colours. */
+static void figures(void)
+{
+    cli_output text, json;
+    json_error_t error;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_write("texts.jsonl", "{\"text\": \"one\"}\n{\"text\": \"<script>alert('&')</script>\"}\n"
+                             "{\"text\": \"one\"}\n{\"text\": \"\\u001b[31m\"}\n");
+    cli_write("pairs.jsonl", "{\"prompt\": \"two\", \"completion\": \" three\"}\n");
+    cli_edit("job.yaml", "dataset: data.jsonl\n",
+             "dataset: [{path: texts.jsonl}, {path: pairs.jsonl}]\n");
+    run_data(&text, "--html page.html --show 4");
+    expect(text.out, "format     text, prompt_completion");
+    expect(text.out, "  longest    texts.jsonl:2, ");
+    expect(text.out, "  duplicates 1 samples have exactly the tokens of an earlier one\n"
+                     "             texts.jsonl:3 is texts.jsonl:1\n");
+    expect(text.out, "  files      texts.jsonl: text, 4 samples, ");
+    expect(text.out, "             pairs.jsonl: prompt_completion, 1 samples, ");
+    char *page = cli_read("page.html", NULL);
+    expect(page, "<!DOCTYPE html>");
+    expect(page, "default-src 'none'");
+    expect(page, "<svg ");
+    expect(page, "<tr><td>texts.jsonl:3<td>texts.jsonl:1\n");
+    expect(page, "<mark>&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;");
+    expect(page, "\\x1b[31m");
+    if (!page || strstr(page, "<script") || strstr(page, "http://") || strstr(page, "https://") ||
+        strstr(page, "src=") || strchr(page, '\033'))
+        cli_fail("the page loads or runs something:\n%s", page ? page : "");
+    free(page);
+    run_data(&json, "--json");
+    json_t *root = json_loads(json.out, 0, &error);
+    json_t *set = json_array_get(json_object_get(root, "datasets"), 0);
+    json_t *found = json_object_get(set, "duplicates");
+    json_t *pair = json_array_get(json_object_get(found, "pairs"), 0);
+    json_t *longest = json_object_get(set, "longest_samples");
+    json_t *files = json_object_get(set, "by_file");
+    if (json_integer_value(json_object_get(found, "samples")) != 1 ||
+        json_integer_value(json_object_get(json_object_get(pair, "first"), "line")) != 1 ||
+        json_integer_value(json_object_get(json_object_get(pair, "again"), "line")) != 3 ||
+        json_array_size(longest) != 5 || json_array_size(files) != 2)
+        cli_fail("the JSON is %s", json.out);
+    const char *format = json_string_value(json_object_get(json_array_get(files, 1), "format"));
+    if (!format || strcmp(format, "prompt_completion") != 0)
+        cli_fail("the second file is %s", format ? format : "of no format");
+    json_decref(root);
+    cli_output_free(&text);
+    cli_output_free(&json);
+    run_data(&text, "truncation=drop max_length=5");
+    expect(text.out, "  dropped    2 rows longer than max_length 5 (first texts.jsonl:2)\n");
+    run_data(&json, "truncation=drop max_length=5 --json");
+    expect(json.out, "\"first_lost\":{\"too_long\":{\"file\":\"texts.jsonl\",\"line\":2}");
+    cli_output_free(&text);
+    cli_output_free(&json);
+    char *coloured = type_on_terminal("NO_COLOR=", "data job.yaml dataset=pairs.jsonl --show 1");
+    char *grey = type_on_terminal("NO_COLOR=1", "data job.yaml dataset=pairs.jsonl --show 1");
+    expect(coloured, "\033[1;32m three<|eot_id|>\033[0m");
+    expect(grey, "\xe2\x9f\xa6 three<|eot_id|>\xe2\x9f\xa7");
+    free(coloured);
+    free(grey);
+    cli_case_end();
+}
+
 /* The README's job.yaml, over a base model without a chat template. */
 static void readme(void)
 {
@@ -147,7 +271,11 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } tests[] = {{"data", data}, {"chats", chats}, {"readme", readme}};
+    } tests[] = {{"data", data},
+                 {"chats", chats},
+                 {"trained", trained},
+                 {"figures", figures},
+                 {"readme", readme}};
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         if (cli_only() && strcmp(cli_only(), tests[i].name) != 0)

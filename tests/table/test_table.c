@@ -221,6 +221,8 @@ static const struct {
     {"a.jsonl", "BZh91AY&SY...", {"packed by bzip2"}},
     {"a.arrow", "ARROW1..", {"an Arrow file; write it as Parquet or JSON lines"}},
     {"a.parquet", "PAR1\x15\x02PAR1", {"a.parquet: the Parquet file is cut or damaged"}},
+    {"a.parquet", "{\"a\":1}", {"a.parquet: the file is named as Parquet", "PAR1"}},
+    {"a.parquet", "PAR", {"a.parquet: the file is named as Parquet", "cut, damaged"}},
     {"a.parquet", "PARE........PARE", {"a.parquet: the Parquet file is encrypted"}},
     {"a.parquet", "PAR1\x15\x02\x1D\x00\x00\x00PAR1", {"a.parquet: the Parquet file is cut"}},
 };
