@@ -1,5 +1,7 @@
 #include "inputs/adapter.h"
 
+#include "inputs/adapter_tables.h"
+
 #include "base/auto.h"
 #include "config/config_store.h"
 
@@ -290,47 +292,6 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
     return store->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the adapter's keys") : TSR_OK;
 }
 
-/* Smoothed labels need the mean row of the head, which is made once. */
-static tsr_status smooths(const tsr_config *config, const char *key)
-{
-    return tsr_fail(TSR_ECONFIG,
-                    "%s: label_smoothing_factor: found with %s; labels are smoothed where the head "
-                    "is frozen; leave one of them out",
-                    tsr_config_where(config, "label_smoothing_factor"), key);
-}
-
-/* What is trained whole, or rows of. */
-static tsr_status choose_saved(tsr_train_adapter *adapter, const tsr_config *config)
-{
-    const tsr_config_tokens *tokens = &config->trainable_token_indices;
-    adapter->embedding_rows =
-        (tsr_layout_rows){.id = tokens->embedding.items, .count = tokens->embedding.count};
-    adapter->head_rows = (tsr_layout_rows){.id = tokens->head.items, .count = tokens->head.count};
-    if (tokens->embedding.count + tokens->head.count && config->modules_to_save.count)
-        return tsr_fail(TSR_ECONFIG,
-                        "%s: trainable_token_indices: found with modules_to_save; rows of tokens "
-                        "or whole tables can be trained; write one of the two keys",
-                        tsr_config_where(config, "trainable_token_indices"));
-    if (config->label_smoothing_factor > 0 && tokens->embedding.count + tokens->head.count)
-        return smooths(config, "trainable_token_indices");
-    for (int i = 0; i < config->modules_to_save.count; i++) {
-        const char *name = config->modules_to_save.items[i], *dot = strrchr(name, '.');
-        const char *last = dot ? dot + 1 : name;
-        bool head = !strcmp(last, "lm_head"), embedding = !strcmp(last, "embed_tokens");
-        if (head && config->label_smoothing_factor > 0)
-            return smooths(config, "modules_to_save: lm_head");
-        adapter->trains_head |= head;
-        adapter->trains_embedding |= embedding;
-        if (!head && !embedding)
-            return tsr_fail(TSR_ECONFIG,
-                            "%s: modules_to_save: found %s; lm_head and embed_tokens can be "
-                            "trained whole; write one of them, or name linears of the layers in "
-                            "lora_target_modules",
-                            tsr_config_where(config, "modules_to_save"), name);
-    }
-    return TSR_OK;
-}
-
 /* ---- the specification ---- */
 
 static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config, const model_modules *of)
@@ -399,54 +360,6 @@ static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *conf
     return TSR_OK;
 }
 
-static const char *last_name(const char *path)
-{
-    const char *dot = strrchr(path, '.');
-    return dot ? dot + 1 : path;
-}
-
-/* Whether a module of the file is one that is trained whole, or that tokens' rows are trained of. */
-static bool is_saved(const tsr_train_adapter *adapter, const tsr_peft_module *stored)
-{
-    const char *name = last_name(stored->path);
-    bool head = !strcmp(name, "lm_head"), embedding = !strcmp(name, "embed_tokens");
-    uint64_t rows = (uint64_t)(head ? adapter->head_rows.count : adapter->embedding_rows.count);
-    if (stored->rows)
-        return (head || embedding) && stored->out_features == rows;
-    return stored->whole &&
-           ((adapter->trains_head && head) || (adapter->trains_embedding && embedding));
-}
-
-/* What modules_to_save and trainable_token_indices name is in the file, and nothing else of that kind; how many. Of a
- * tied model the head's rows may be the embedding's. */
-static tsr_status check_saved(uint64_t *out, const tsr_train_adapter *adapter,
-                              const tsr_config *config, bool tied)
-{
-    uint64_t found = 0, wanted = (uint64_t)adapter->trains_head + adapter->trains_embedding +
-                                 (adapter->embedding_rows.count > 0) +
-                                 (adapter->head_rows.count > 0);
-    bool may_share = tied && adapter->embedding_rows.count && adapter->head_rows.count;
-    for (uint64_t i = 0; i < tsr_peft_module_count(adapter->init); i++) {
-        const tsr_peft_module *stored = tsr_peft_module_at(adapter->init, i);
-        if ((stored->whole || stored->rows) && !is_saved(adapter, stored))
-            return tsr_fail(TSR_EDATA,
-                            "%s: " TSR_PEFT_WEIGHTS_FILE
-                            " has %s of %s, which is not what %s of its adapter_config.json says",
-                            config->init_adapter, stored->whole ? "the whole weight" : "rows",
-                            stored->path,
-                            stored->whole ? "modules_to_save" : "trainable_token_indices");
-        found += is_saved(adapter, stored);
-    }
-    *out = found;
-    return found == wanted || (may_share && found + 1 == wanted)
-               ? TSR_OK
-               : tsr_fail(
-                     TSR_EDATA,
-                     "%s: modules_to_save or trainable_token_indices of its "
-                     "adapter_config.json names a module that is not in " TSR_PEFT_WEIGHTS_FILE,
-                     config->init_adapter);
-}
-
 /* Every module of the set is in the file with the right shapes, and the other way round. */
 static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_config *config,
                                 const tsr_adapter_module *modules, const tsr_composite *composite,
@@ -454,7 +367,7 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
 {
     const char *directory = config->init_adapter;
     uint64_t saved = 0;
-    TSR_TRY(check_saved(&saved, adapter, config, tied));
+    TSR_TRY(tsr_adapter_tables_count(&saved, adapter, config, tied));
     for (uint64_t i = 0; i < adapter->set.count; i++) {
         const tsr_adapter *a = &adapter->set.adapter[i];
         const tsr_adapter_module *module = &modules[a->module];
@@ -484,7 +397,7 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
                             " has an adapter for %s, of %s; only adapters of the text decoder are "
                             "read",
                             directory, path, tower);
-        known = is_saved(adapter, tsr_peft_module_at(adapter->init, i));
+        known = tsr_adapter_tables_has(adapter, tsr_peft_module_at(adapter->init, i));
         for (uint64_t j = 0; j < adapter->set.count && !known; j++)
             known = !strcmp(modules[adapter->set.adapter[j].module].path, path);
         if (!known)
@@ -495,24 +408,6 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
                             directory, path);
     }
     return TSR_OK;
-}
-
-/* A LoRA of the embedding, against what else is trained of it. */
-static tsr_status check_table(const tsr_train_adapter *adapter, const tsr_config *config)
-{
-    bool found = false;
-    for (uint64_t i = 0; i < adapter->set.count; i++)
-        found |= adapter->set.adapter[i].table;
-    const char *key = adapter->trains_embedding               ? "modules_to_save"
-                      : adapter->embedding_rows.count         ? "trainable_token_indices"
-                      : adapter->start == TSR_START_PRINCIPAL ? "init_lora_weights: pissa"
-                                                              : NULL;
-    if (!found || !key)
-        return TSR_OK;
-    return tsr_fail(TSR_ECONFIG,
-                    "%s: lora_target_modules: embed_tokens is found in it with %s; one of them can "
-                    "be about the embedding; take it out of the other",
-                    tsr_config_where(config, "lora_target_modules"), key);
 }
 
 /* ---- text decoders beside towers ---- */
@@ -598,11 +493,11 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
     }
     adapter.present = needed || config->init_adapter;
     if (status == TSR_OK && adapter.present)
-        status = choose_saved(&adapter, config);
+        status = tsr_adapter_tables_choose(&adapter, config);
     if (status == TSR_OK && adapter.present)
         status = tsr_adapter_set_make(&adapter.set, &adapter.spec, of.item, module_count);
     if (status == TSR_OK && adapter.present)
-        status = check_table(&adapter, config);
+        status = tsr_adapter_tables_check(&adapter, config);
     if (status == TSR_OK && adapter.present && composite)
         status = name_each(&adapter, modules);
     if (status == TSR_OK && adapter.init)
