@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """tests/golden/peft: what PEFT trains beside plain LoRA, on tests/golden/prequantized-tiny-llama dequantized to fp32.
 
-lora.safetensors  A and B of q_proj, v_proj and the embedding, exact in bf16 and nowhere zero: the start of every case
-<case>.json       input_ids; spread; tied (the head is the embedding); loraplus (create_loraplus_optimizer's arguments);
+lora.safetensors  A and B of q_proj, v_proj, the embedding and the head, exact in bf16 and nowhere zero: the start of every case
+<case>.json       input_ids; targets beside q_proj and v_proj; spread; tied (the head is the embedding); loraplus (create_loraplus_optimizer's arguments);
                   loss and gradient norm of three AdamW steps (lr 0.002, no decay, without loraplus); of each trained tensor samples
                   (elements i * n // SAMPLES) after them. spread: of how many rows each row of the base's vocabulary is
                   made (spread_rows), so that there are more than one chunk has
@@ -63,11 +63,12 @@ def stored_name(name):
     return name.replace(".modules_to_save.default", "").replace(".default", "")
 
 
-def start(model, lora):
-    """The common A and B; a whole module begins as the base has it."""
+def start(model, lora, spread):
+    """The common A and B, the head's B spread as its rows are; a whole module begins as the base has it."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and stored_name(name) in lora:
-            parameter.data.copy_(lora[stored_name(name)].float())
+            values = lora[stored_name(name)].float()
+            parameter.data.copy_(spread_rows(values, spread) if "lm_head.lora_B" in name else values)
 
 
 def train(model, ids, loraplus):
@@ -110,29 +111,32 @@ def main():
         "tokens_untied": {"trainable_token_indices": {"embed_tokens": [300, 17], "lm_head": [101, 300]}, "tied": True},
         "head_of_tied": {"modules_to_save": ["lm_head"], "tied": True},
         "embedding_of_tied": {"modules_to_save": ["embed_tokens"], "tied": True},
-        "embedding_lora": {"loraplus": {"lr": 0.0005, "loraplus_lr_ratio": 16, "loraplus_weight_decay": 0.01,
+        "head_lora": {"targets": ["lm_head"], "spread": 90},
+        "head_lora_of_tied": {"targets": ["lm_head"], "tied": True},
+        "embedding_lora": {"targets": ["embed_tokens"], "loraplus": {"lr": 0.0005, "loraplus_lr_ratio": 16, "loraplus_weight_decay": 0.01,
                                         "loraplus_lr_embedding": 0.0001}},
         "chunks": {"modules_to_save": ["lm_head", "embed_tokens"], "spread": 90},
     }
     lora = None
     for name, keys in cases.items():
-        loraplus = keys.pop("loraplus", None)
+        loraplus, targets = keys.pop("loraplus", None), keys.pop("targets", [])
         spread, tied = keys.pop("spread", 1), keys.pop("tied", False)
-        config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules=TARGETS + ["embed_tokens"] * bool(loraplus),
+        config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules=TARGETS + targets,
                                  **keys)
         torch.manual_seed(12)
         model = peft.get_peft_model(base_model(spread, tied), config)
         if lora is None:
             lora = {stored_name(n): torch.randn(p.shape, generator=generator).mul(0.03).bfloat16()
                     for n, p in model.named_parameters() if p.requires_grad}
-            for name_of, shape in (("A", (4, 384)), ("B", (256, 4))):
-                lora[f"base_model.model.model.embed_tokens.lora_embedding_{name_of}"] = (
-                    torch.randn(shape, generator=generator).mul(0.03).bfloat16())
+            for name_of, shape in (("model.embed_tokens.lora_embedding_A", (4, 384)),
+                                   ("model.embed_tokens.lora_embedding_B", (256, 4)),
+                                   ("lm_head.lora_A.weight", (4, 256)), ("lm_head.lora_B.weight", (384, 4))):
+                lora["base_model.model." + name_of] = torch.randn(shape, generator=generator).mul(0.03).bfloat16()
             save_file(lora, os.path.join(OUT, "lora.safetensors"))
-        start(model, lora)
+        start(model, lora, spread)
         steps, samples = train(model, ids * spread, loraplus)
         with open(os.path.join(OUT, name + ".json"), "w", encoding="utf-8") as file:
-            json.dump({"input_ids": (ids * spread).tolist(), "spread": spread, "tied": tied, "loraplus": loraplus, **keys, "steps": steps, "samples": samples}, file)
+            json.dump({"input_ids": (ids * spread).tolist(), "targets": targets, "spread": spread, "tied": tied, "loraplus": loraplus, **keys, "steps": steps, "samples": samples}, file)
             file.write("\n")
         print(name, steps[0], steps[-1])
 

@@ -193,7 +193,7 @@ static tsr_status choose_module(selection *s, uint64_t index)
     if (module->table && s->spec->dora)
         return tsr_fail(
             TSR_ECONFIG,
-            "%s: \"%s\" means %s, an embedding, and use_dora is for linears; take one of "
+            "%s: \"%s\" means %s, and use_dora is for linears of the layers; take one of "
             "them out",
             TARGET_KEY, name, module->path);
     if (!module->linear && !module->table)

@@ -16,13 +16,16 @@
 
 #define TSR_ADAPTER_MAX_RANK 8192
 
-/* A module of the model. Those without `linear` and `table` (norms, the head) are listed so that a
+/* Tables of the vocabulary. */
+typedef enum { TSR_TABLE_NONE, TSR_TABLE_EMBEDDING, TSR_TABLE_HEAD } tsr_adapter_table;
+
+/* A module of the model. Those without `linear` and `table` (norms, activations) are listed so that a
  * target that means them is refused by name. Strings are borrowed. */
 typedef struct {
     const char *path; /* "model.layers.3.mlp.up_proj" */
     uint64_t in_features, out_features;
-    bool linear; /* a linear of a decoder layer: may have an adapter */
-    bool table;  /* the embedding: may have a LoRA where a target names it */
+    bool linear;             /* a linear of a decoder layer: may have an adapter */
+    tsr_adapter_table table; /* may have a LoRA where a target names it */
 } tsr_adapter_module;
 
 /* A list of names, or one regular expression, or neither (count 0 and regex NULL). */
@@ -60,7 +63,7 @@ typedef struct {
     double alpha;
     double scale; /* alpha / r, or alpha / sqrt(r) with rsLoRA */
     bool dora;
-    bool table; /* of the embedding */
+    tsr_adapter_table table;
 } tsr_adapter;
 
 /* In the order of the modules; and the target list for adapter_config.json: sorted names
@@ -75,7 +78,7 @@ typedef struct {
 /* On success *out is the caller's, to be freed by tsr_adapter_set_free; on failure untouched.
  * TSR_ECONFIG, naming the key: nothing matched (with the candidates), a target that is not a linear
  * of a layer, a bad regular expression, two keys of one pattern with different values for one
- * module, DoRA on the embedding, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
+ * module, DoRA on a table, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
  * dropout out of range. A target, an exclusion or a pattern key that matches nothing is a warning in
  * the log, and so is a rank above the smaller side of a linear. */
 tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *spec,

@@ -4,6 +4,8 @@
  * Tensor by tensor, a chunk of rows at a time, into a checkpoint in bf16. Weights without an adapter
  * are copied; those of a 4-bit base are dequantized.
  */
+#include "adapters/merge.h"
+#include "base/auto.h"
 #include "base/log.h"
 #include "commands/convert.h"
 #include "commands/merger.h"
@@ -31,8 +33,10 @@ typedef struct item {
     /* A table, of which some rows are the adapter's. */
     const tsr_tensor *table, *rows;
     const tsr_layout_rows *ids;
-    float
-        *low; /* of an embedding with a LoRA: A [r, rows], B [d, r] behind it; NULL: it has none */
+    /* With a LoRA: A [r, d], and behind it B [rows, r], of an embedding both transposed; else NULL. */
+    float *low;
+    uint64_t r;
+    double scale;
 } item;
 
 /* Rounded to bf16, which can overflow where fp32 did not. */
@@ -89,8 +93,8 @@ static const tsr_tensor *whole_of(const tsr_inputs *inputs, bool trained, const 
 static bool unties(const tsr_inputs *inputs)
 {
     const tsr_layout *layout = &inputs->layout;
-    bool rows =
-        layout->embedding_rows.count + layout->head_rows.count > 0 || layout->embedding_lora.r;
+    bool rows = layout->embedding_rows.count + layout->head_rows.count > 0 ||
+                layout->embedding_lora.r || layout->head_lora.r;
     return layout->head == layout->embedding &&
            (inputs->adapter.trains_head || inputs->adapter.trains_embedding ||
             (rows && !layout->rows_tied));
@@ -111,21 +115,16 @@ static tsr_status put_rows(float *values, const item *it, uint64_t first, uint64
     return TSR_OK;
 }
 
-/* Elements [first, first + count) of scale (B A)^T are added. */
-static void add_lora(float *values, const item *it, uint64_t first, uint64_t count)
+/* Rows [first, first + count) of a table with a LoRA. */
+static tsr_status add_lora(float *values, const item *it, uint64_t first, uint64_t count)
 {
-    const tsr_inputs *inputs = &it->all->convert->inputs;
-    const tsr_peft_module *module =
-        tsr_peft_module_find(inputs->adapter.init, inputs->layout.embedding_path);
-    uint64_t d = module->out_features, rows = module->in_features, r = module->r;
-    const float *a = it->low, *b = it->low + r * rows;
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t row = (first + i) / d, column = (first + i) % d;
-        float sum = 0;
-        for (uint64_t j = 0; j < r; j++)
-            sum += a[j * rows + row] * b[column * r + j];
-        values[i] += (float)inputs->layout.embedding_lora.scale * sum;
-    }
+    const tsr_adapter_merge_args args = {.rows = count,
+                                         .in = it->table->shape[1],
+                                         .r = it->r,
+                                         .a = it->low,
+                                         .b = it->low + it->r * (it->table->shape[1] + first),
+                                         .scale = it->scale};
+    return tsr_adapter_merge(values, &args, tsr_device_pool(it->all->convert->device));
 }
 
 static tsr_status next_table(const void **data, uint64_t *bytes, void *user, uint64_t offset)
@@ -133,13 +132,14 @@ static tsr_status next_table(const void **data, uint64_t *bytes, void *user, uin
     const item *it = user;
     tsr_copier *c = &it->all->copier;
     uint64_t first = offset / sizeof *c->out, left = it->table->element_count - first;
-    uint64_t most = TSR_CONVERT_CHUNK_BYTES / sizeof(float), count = left < most ? left : most;
+    uint64_t d = it->table->shape[1], most = TSR_CONVERT_CHUNK_BYTES / sizeof(float) / d * d;
+    uint64_t count = left < most ? left : most;
     float *values = (float *)(void *)c->in;
     TSR_TRY(tsr_safetensors_read_f32(values, it->table, first, count));
     if (it->rows)
         TSR_TRY(put_rows(values, it, first, count));
     if (it->low)
-        add_lora(values, it, first, count);
+        TSR_TRY(add_lora(values, it, first / d, count / d));
     for (uint64_t i = 0; i < count; i++)
         c->out[i] = tsr_f32_to_bf16(values[i]);
     *data = c->out;
@@ -147,14 +147,34 @@ static tsr_status next_table(const void **data, uint64_t *bytes, void *user, uin
     return tsr_convert_tick(it->all->convert, count * tsr_dtype_bytes(it->table->dtype));
 }
 
-static tsr_status read_lora(item *it, const tsr_peft_module *module)
+/* out [columns, rows] of a tensor [rows, columns], or, whole, as it is. */
+static tsr_status read_turned(float *out, const tsr_tensor *tensor, bool turn)
 {
-    uint64_t a = module->r * module->in_features, b = module->r * module->out_features;
-    it->low = malloc((a + b) * sizeof *it->low);
+    uint64_t rows = tensor->shape[0], columns = tensor->shape[1];
+    if (!turn)
+        return tsr_safetensors_read_f32(out, tensor, 0, rows * columns);
+    TSR_AUTO_FREE float *row = malloc(columns * sizeof *row);
+    if (!row)
+        return tsr_fail(TSR_ENOMEM, "out of memory while merging %s", tensor->name);
+    for (uint64_t i = 0; i < rows; i++) {
+        TSR_TRY(tsr_safetensors_read_f32(row, tensor, i * columns, columns));
+        for (uint64_t j = 0; j < columns; j++)
+            out[j * rows + i] = row[j];
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_lora(item *it, const tsr_peft_module *module, bool embedding)
+{
+    const tsr_layout *layout = &it->all->convert->inputs.layout;
+    uint64_t d = it->table->shape[1], rows = it->table->shape[0];
+    it->r = module->r;
+    it->scale = embedding ? layout->embedding_lora.scale : layout->head_lora.scale;
+    it->low = malloc(it->r * (d + rows) * sizeof *it->low);
     if (!it->low)
         return tsr_fail(TSR_ENOMEM, "out of memory while merging %s", module->path);
-    TSR_TRY(tsr_safetensors_read_f32(it->low, module->a, 0, a));
-    return tsr_safetensors_read_f32(it->low + a, module->b, 0, b);
+    TSR_TRY(read_turned(it->low, embedding ? module->b : module->a, embedding));
+    return read_turned(it->low + it->r * d, embedding ? module->a : module->b, embedding);
 }
 
 static tsr_status add_table(merging *all, const char *name, const tsr_tensor *table,
@@ -165,7 +185,7 @@ static tsr_status add_table(merging *all, const char *name, const tsr_tensor *ta
     const tsr_peft_module *module = tsr_peft_module_find(all->convert->inputs.adapter.init, path);
     it->rows = module->rows;
     if (module->a)
-        TSR_TRY(read_lora(it, module));
+        TSR_TRY(read_lora(it, module, strcmp(path, "lm_head") != 0));
     all->sources[all->count++] = (tsr_tensor_source){.name = name,
                                                      .dtype = TSR_BF16,
                                                      .ndim = 2,
@@ -196,7 +216,7 @@ static tsr_status add_other(merging *all, const tsr_tensor *tensor)
     if (embedding && (layout->embedding_rows.count || layout->embedding_lora.r))
         return add_table(all, tensor->name, tensor, &layout->embedding_rows,
                          layout->embedding_path);
-    if (head && layout->head_rows.count)
+    if (head && (layout->head_rows.count || layout->head_lora.r))
         return add_table(all, tensor->name, tensor, &layout->head_rows, "lm_head");
     if (embedding)
         whole = whole_of(inputs, inputs->adapter.trains_embedding, inputs->layout.embedding_path);
@@ -236,7 +256,7 @@ static tsr_status add_sources(merging *all)
                                                          .user = it};
         all->convert->total += (double)tensor->bytes;
     }
-    if (unties(inputs) && inputs->layout.head_rows.count)
+    if (unties(inputs) && (inputs->layout.head_rows.count || inputs->layout.head_lora.r))
         return add_table(all, HEAD, inputs->layout.head, &inputs->layout.head_rows, "lm_head");
     if (unties(inputs))
         add_copied(all, HEAD, head ? head : inputs->layout.embedding);

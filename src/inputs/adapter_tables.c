@@ -87,11 +87,36 @@ tsr_status tsr_adapter_tables_count(uint64_t *out, const tsr_train_adapter *adap
                      config->init_adapter);
 }
 
+/* A LoRA of the head. */
+static tsr_status check_head(const tsr_train_adapter *adapter, const tsr_config *config)
+{
+    const char *key = adapter->trains_head                    ? "modules_to_save: lm_head"
+                      : adapter->head_rows.count              ? "trainable_token_indices"
+                      : adapter->start == TSR_START_PRINCIPAL ? "init_lora_weights: pissa"
+                      : config->label_smoothing_factor > 0    ? "label_smoothing_factor"
+                      : config->lora_dropout > 0              ? "lora_dropout"
+                                                              : NULL;
+    bool layers = false;
+    for (uint64_t i = 0; i < adapter->set.count; i++)
+        layers |= adapter->set.adapter[i].table != TSR_TABLE_HEAD;
+    if (!layers)
+        key = "no linear of a layer";
+    return !key ? TSR_OK
+                : tsr_fail(TSR_ECONFIG,
+                           "%s: lora_target_modules: lm_head is found in it with %s, which is not "
+                           "supported; take one of them out, or, without one, add q_proj",
+                           tsr_config_where(config, "lora_target_modules"), key);
+}
+
 tsr_status tsr_adapter_tables_check(const tsr_train_adapter *adapter, const tsr_config *config)
 {
-    bool found = false;
-    for (uint64_t i = 0; i < adapter->set.count; i++)
-        found |= adapter->set.adapter[i].table;
+    bool found = false, head = false;
+    for (uint64_t i = 0; i < adapter->set.count; i++) {
+        found |= adapter->set.adapter[i].table == TSR_TABLE_EMBEDDING;
+        head |= adapter->set.adapter[i].table == TSR_TABLE_HEAD;
+    }
+    if (head)
+        TSR_TRY(check_head(adapter, config));
     const char *key = adapter->trains_embedding               ? "modules_to_save"
                       : adapter->embedding_rows.count         ? "trainable_token_indices"
                       : adapter->start == TSR_START_PRINCIPAL ? "init_lora_weights: pissa"

@@ -20,7 +20,10 @@ uint64_t tsr_job_part_count(const tsr_job *job)
 /* What a trainable segment of a table is. */
 static tsr_peft_part table_part(const tsr_layout *layout, int unit, int segment)
 {
-    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const tsr_layout_table_lora *lora = &layout->embedding_lora;
+    const tsr_layout_unit *u = &layout->unit[unit];
+    if (unit < tsr_layout_head_end(layout) && layout->head_lora.r)
+        return segment == u->trainable_count - 1 ? TSR_PEFT_B : TSR_PEFT_A;
     if (unit < tsr_layout_head_end(layout) || layout->embedding_whole)
         return TSR_PEFT_WHOLE;
     if (lora->r && segment == lora->a)
@@ -116,7 +119,7 @@ static tsr_status keep(collected *c, const tsr_job_part *p)
                                 .ndim = p->part == TSR_PEFT_MAGNITUDE ? 1 : 2,
                                 .data = data,
                                 .shape = {segment->stored_rows, segment->stored_columns}};
-    bool wide = job->factors && (p->part == TSR_PEFT_A || p->part == TSR_PEFT_B);
+    bool wide = job->factors && (job->inputs.layout.unit[p->unit].block);
     if (wide)
         widen(tensor, data, job, p);
     c->used += wide ? 2 * count : count;

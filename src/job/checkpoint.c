@@ -32,7 +32,7 @@ tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *
 {
     char *name, chunk[16] = "";
     TSR_TRY(tsr_peft_tensor_name(&name, part->path, part->part));
-    if (part->part == TSR_PEFT_WHOLE)
+    if (part->part == TSR_PEFT_WHOLE || part->chunk > 0)
         snprintf(chunk, sizeof chunk, ".%d", part->chunk);
     int length =
         snprintf(out, TSR_JOB_NAME_BYTES, "%s%s.%s", name, chunk, tsr_job_state_names[buffer]);

@@ -298,9 +298,12 @@ static double rate_of_table(const tsr_job *job, int unit, int segment)
 {
     const tsr_config *config = &job->inputs.config;
     const tsr_layout *layout = &job->inputs.layout;
-    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const tsr_layout_table_lora *lora = &layout->embedding_lora;
     bool adapted = unit >= tsr_layout_head_end(layout) && lora->r &&
                    (segment == lora->a || segment == lora->b);
+    if (unit < tsr_layout_head_end(layout) && layout->head_lora.r &&
+        segment == layout->unit[unit].trainable_count - 1)
+        return config->loraplus_lr_ratio; /* B */
     return adapted && config->loraplus_lr_ratio > 0 && config->learning_rate > 0
                ? config->loraplus_lr_embedding / config->learning_rate
                : 0;

@@ -100,10 +100,12 @@ static tsr_status run_rows(const weight_tile *tile, int64_t row, int64_t rows)
     pull.dtype = args->dtype;
     TSR_LAUNCH(pull_rows, (unsigned)rows, ROW_THREADS, tile->stream, pull);
     TSR_TRY(tsr_launched("head_weight"));
-    tsr_gemm_args sum = {.m = tile->vocab, .n = d, .k = rows};
+    int64_t columns = args->z ? args->z_columns : d, z_stride = args->z ? args->z_stride : d;
+    tsr_gemm_args sum = {.m = tile->vocab, .n = columns, .k = rows};
     sum.a = args->workspace;
-    sum.b = gemm.a;
-    sum.c = args->dw + tile->at * d;
+    sum.b = (const char *)(args->z ? args->z : args->h) + row * z_stride * bytes;
+    sum.c = args->dw + tile->at * columns;
+    sum.ldb = z_stride;
     sum.lda = stride * (int64_t)sizeof(float) / bytes;
     sum.trans_a = true;
     sum.alpha = 1;
@@ -119,10 +121,12 @@ extern "C" tsr_status tsr_head_weight_cuda(tsr_stream *stream, const tsr_head_we
     if (args->count == 0)
         return TSR_OK;
     if (args->rows == 0)
-        return tsr_cuda_status(cudaMemsetAsync(args->dw, 0,
-                                               (size_t)(args->count * args->d) * sizeof(float),
-                                               tsr_stream_cuda(stream)),
-                               "head_weight");
+        return tsr_cuda_status(
+            cudaMemsetAsync(args->dw, 0,
+                            (size_t)(args->count * (args->z ? args->z_columns : args->d)) *
+                                sizeof(float),
+                            tsr_stream_cuda(stream)),
+            "head_weight");
     tsr_head_bounds bounds = {args->rows, args->d, args->count, args->dtype, true};
     uint64_t need = tsr_head_workspace_bytes_cuda(&bounds);
     if (args->workspace_bytes < need)

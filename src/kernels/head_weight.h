@@ -5,7 +5,7 @@
  * (and capped), e = exp(label_logit - m), y the label and slope that of the cap (1 without),
  *
  *     p = exp(l - m) / (sum + e);   g = scale slope p, at the label -scale slope sum / (sum + e)
- *     dw [count, d] = g^T h
+ *     dw [count, d] = g^T h;  or, of columns that are trained alone, g^T z
  *
  * g is rounded to the compute dtype, sums are fp32 in an order that follows from the shape.
  *
@@ -21,8 +21,10 @@ typedef struct {
     const void *h;                        /* [rows, d] of dtype */
     const void *w;         /* [count, d] of dtype: vocabulary rows [first, first + count) */
     const int32_t *labels; /* [rows], of the whole vocabulary */
-    float *dw;             /* [count, d], written */
-    void *workspace;       /* as of head_chunk */
+    float *dw;             /* [count, d], or of z's columns; written */
+    const void *z;         /* [rows, z_columns] of dtype, z_stride from row to row; NULL: h */
+    int64_t z_columns, z_stride;
+    void *workspace; /* as of head_chunk */
     uint64_t workspace_bytes;
     int64_t rows, d;
     int64_t first, count;

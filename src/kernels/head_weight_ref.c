@@ -65,18 +65,21 @@ static void run_tile(const tsr_head_weight_args *args, int64_t at, float *logits
                                 .c = logits,
                                 .ldc = TILE_VOCAB,
                                 .alpha = 1};
+    const float *z = args->z ? args->z : args->h;
+    int64_t columns = args->z ? args->z_columns : d, stride = args->z ? args->z_stride : d;
     tsr_gemm_block_args sum = {.m = vocab,
-                               .n = d,
+                               .n = columns,
                                .trans_a = true,
                                .a = logits,
                                .lda = TILE_VOCAB,
-                               .ldb = d,
-                               .c = args->dw + at * d,
-                               .ldc = d,
+                               .ldb = stride,
+                               .c = args->dw + at * columns,
+                               .ldc = columns,
                                .alpha = 1};
     for (int64_t row = 0; row < args->rows; row += TILE_ROWS) {
         gemm.m = sum.k = tsr_min(TILE_ROWS, args->rows - row);
-        gemm.a = sum.b = (const float *)args->h + row * d;
+        gemm.a = (const float *)args->h + row * d;
+        sum.b = z + row * stride;
         tsr_gemm_block(&gemm);
         pull_rows(args, row, gemm.m, args->first + at, vocab, logits);
         tsr_gemm_block(&sum);
@@ -98,7 +101,8 @@ tsr_status tsr_head_weight_ref(const tsr_head_weight_args *args, tsr_pool *pool)
     TSR_TRY(tsr_expect_f32("head_weight", args->dtype));
     uint64_t need = tsr_head_workspace_bytes(&(tsr_head_bounds){.d = args->d});
     if (args->rows == 0) {
-        memset(args->dw, 0, (size_t)(args->count * args->d) * sizeof(float));
+        int64_t columns = args->z ? args->z_columns : args->d;
+        memset(args->dw, 0, (size_t)(args->count * columns) * sizeof(float));
         return TSR_OK;
     }
     if (args->workspace_bytes < need)

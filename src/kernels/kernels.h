@@ -13,6 +13,7 @@
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/compose.h"
+#include "kernels/copy_columns.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
 #include "kernels/fixed_point.h"
@@ -63,6 +64,7 @@
     X(head_chunk)                                                                                  \
     X(head_finish)                                                                                 \
     X(head_weight)                                                                                 \
+    X(copy_columns)                                                                                \
     X(gather_rows)                                                                                 \
     X(scatter_rows)                                                                                \
     X(table_rows)                                                                                  \

@@ -321,25 +321,30 @@ void tsr_activations_kept(void *out[TSR_BLOCK_VALUES], const tsr_activations *ac
 /* ---- what layers and the head share ---- */
 
 /* The head runs between the last layer's forward and its backward. */
-static uint64_t cut_head(region *r, const walk *w, tsr_activations *out)
+static uint64_t cut_head(region *to, const walk *w, tsr_activations *out)
 {
     uint64_t element = tsr_dtype_bytes(w->options->dtype);
-    uint64_t stream = w->tokens * w->d * element, floats = w->rows * w->d * sizeof(float);
+    uint64_t stream = w->tokens * w->d * element, r = w->options->layout->head_lora.r;
+    uint64_t width = w->d + r, floats = w->rows * width * sizeof(float);
+    uint64_t chunk = tsr_layout_chunk_rows(w->options->layout);
     bool train = w->options->train;
-    out->head.h = cut(r, stream);
+    out->head.h = cut(to, stream);
     out->head.d_h = out->head.h; /* h was read by then */
-    out->head.x = cut(r, stream);
-    out->head.rstd = cut(r, w->tokens * sizeof(float));
-    out->head.rows = cut(r, w->rows * w->d * element);
-    out->head.state.acc = cut(r, train ? floats : 0);
-    out->head.state.wy = cut(r, train ? floats : 0);
-    out->head.state.max = cut(r, w->rows * sizeof(float));
-    out->head.state.sum = cut(r, w->rows * sizeof(float));
-    out->head.state.label_logit = cut(r, w->rows * sizeof(float));
-    out->head.state.rival = cut(r, w->rows * sizeof(float));
-    out->head.state.spread = cut(r, w->rows * sizeof(float));
-    out->head.workspace = cut(r, out->head.workspace_bytes);
-    return r->used;
+    out->head.x = cut(to, stream);
+    out->head.rstd = cut(to, w->tokens * sizeof(float));
+    out->head.rows = cut(to, w->rows * width * element);
+    out->head.d_rows = cut(to, r && train ? w->rows * width * element : 0);
+    out->head.joined = cut(to, r ? chunk * width * element : 0);
+    out->head.label_h = cut(to, r ? w->rows * w->d * element : 0);
+    out->head.state.acc = cut(to, train ? floats : 0);
+    out->head.state.wy = cut(to, train ? floats : 0);
+    out->head.state.max = cut(to, w->rows * sizeof(float));
+    out->head.state.sum = cut(to, w->rows * sizeof(float));
+    out->head.state.label_logit = cut(to, w->rows * sizeof(float));
+    out->head.state.rival = cut(to, w->rows * sizeof(float));
+    out->head.state.spread = cut(to, w->rows * sizeof(float));
+    out->head.workspace = cut(to, out->head.workspace_bytes);
+    return to->used;
 }
 
 static tsr_status take_scratch(const walk *w, tsr_activations *out)
@@ -347,12 +352,12 @@ static tsr_status take_scratch(const walk *w, tsr_activations *out)
     const tsr_activation_options *o = w->options;
     region measured = {0};
     void *base = NULL;
-    out->head.workspace_bytes =
-        o->kernels->head_workspace_bytes(&(tsr_head_bounds){.rows = o->bounds.label_rows,
-                                                            .d = (int64_t)w->d,
-                                                            .chunk = TSR_HEAD_CHUNK_ROWS,
-                                                            .dtype = o->dtype,
-                                                            .train = o->train});
+    out->head.workspace_bytes = o->kernels->head_workspace_bytes(
+        &(tsr_head_bounds){.rows = o->bounds.label_rows,
+                           .d = (int64_t)(w->d + o->layout->head_lora.r),
+                           .chunk = TSR_HEAD_CHUNK_ROWS,
+                           .dtype = o->dtype,
+                           .train = o->train});
     uint64_t bytes = cut_head(&measured, w, out);
     for (int i = 0; i < w->programs->count; i++)
         bytes = larger(bytes, w->programs->program[i].scratch_bytes);

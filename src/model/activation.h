@@ -95,6 +95,9 @@ typedef struct {
         void *x, *h, *d_h; /* [T, d]: what the final norm reads and makes, and its gradient */
         float *rstd;
         void *rows; /* [R, d]: label rows of h; then their gradient */
+        /* With a LoRA of the head, d + r columns wide: [rows, scale low] is `rows` then, with the gradient of it, a chunk
+         * [W, B], and label rows of h alone, then their gradient. */
+        void *d_rows, *joined, *label_h;
         tsr_head_state state;
         void *workspace;
         uint64_t workspace_bytes;

@@ -80,7 +80,7 @@ static float *gradient_at(const tsr_model *model, int segment, const tsr_unit_vi
 static tsr_status gather_low(tsr_model *model, const tsr_unit_view *view)
 {
     const tsr_layout *layout = model->options.layout;
-    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const tsr_layout_table_lora *lora = &layout->embedding_lora;
     const stage *s = tsr_model_current(model);
     int64_t vocabulary = (int64_t)layout->config.vocab_size;
     return model->options.kernels->table_rows(
@@ -100,7 +100,7 @@ static tsr_status gather_low(tsr_model *model, const tsr_unit_view *view)
 static tsr_status add_lora(tsr_model *model, const tsr_unit_view *view, void *x)
 {
     const tsr_layout *layout = model->options.layout;
-    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const tsr_layout_table_lora *lora = &layout->embedding_lora;
     if (!lora->r)
         return TSR_OK;
     TSR_TRY(gather_low(model, view));
@@ -122,7 +122,7 @@ static tsr_status add_lora(tsr_model *model, const tsr_unit_view *view, void *x)
 static tsr_status lora_backward(tsr_model *model, const tsr_unit_view *view, float *gradient)
 {
     const tsr_layout *layout = model->options.layout;
-    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const tsr_layout_table_lora *lora = &layout->embedding_lora;
     const tsr_kernels *kernels = model->options.kernels;
     const stage *s = tsr_model_current(model);
     int64_t d = (int64_t)layout->config.hidden_size, r = (int64_t)lora->r;

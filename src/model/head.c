@@ -9,6 +9,18 @@ static int64_t width(const tsr_model *model)
     return (int64_t)model->options.layout->config.hidden_size;
 }
 
+/* Columns of what a LoRA of the head puts beside h and W; 0: it has none. */
+static int64_t low_width(const tsr_model *model)
+{
+    return (int64_t)model->options.layout->head_lora.r;
+}
+
+/* Of what logits are made of. */
+static int64_t joined_width(const tsr_model *model)
+{
+    return width(model) + low_width(model);
+}
+
 /* Of the micro-batch that is computed. W never changes: its rows are summed once. */
 static tsr_head_state state_of(const tsr_model *model)
 {
@@ -39,17 +51,18 @@ tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
                              .d = d,
                              .eps = (float)model->options.layout->config.rms_norm_eps,
                              .dtype = model->options.dtype}));
-    TSR_TRY(kernels->gather_rows(model->compute,
-                                 &(tsr_gather_rows_args){.out = a->head.rows,
-                                                         .in = a->head.h,
-                                                         .index = s->view.label_row,
-                                                         .rows = s->batch.label_rows,
-                                                         .tokens = s->batch.tokens,
-                                                         .d = d,
-                                                         .dtype = model->options.dtype}));
-    return kernels->head_begin(
+    TSR_TRY(kernels->gather_rows(
         model->compute,
-        &(tsr_head_begin_args){.state = state_of(model), .rows = s->batch.label_rows, .d = d});
+        &(tsr_gather_rows_args){.out = low_width(model) ? a->head.label_h : a->head.rows,
+                                .in = a->head.h,
+                                .index = s->view.label_row,
+                                .rows = s->batch.label_rows,
+                                .tokens = s->batch.tokens,
+                                .d = d,
+                                .dtype = model->options.dtype}));
+    return kernels->head_begin(model->compute, &(tsr_head_begin_args){.state = state_of(model),
+                                                                      .rows = s->batch.label_rows,
+                                                                      .d = joined_width(model)});
 }
 
 /* The loss, what is reported beside it, and the gradient of the label rows in their place. */
@@ -63,14 +76,16 @@ static tsr_status finish(tsr_model *model)
     model->mean_row_known = true;
     return model->options.kernels->head_finish(
         model->compute, &(tsr_head_finish_args){.state = state,
-                                                .dh = s->batch.train ? a->head.rows : NULL,
+                                                .dh = !s->batch.train    ? NULL
+                                                      : low_width(model) ? a->head.d_rows
+                                                                         : a->head.rows,
                                                 .nll = a->nll,
                                                 .loss = model->sums.loss,
                                                 .loss_overflow = model->sums.loss_overflow,
                                                 .correct = model->sums.correct,
                                                 .entropy = model->sums.entropy,
                                                 .rows = s->batch.label_rows,
-                                                .d = width(model),
+                                                .d = joined_width(model),
                                                 .scale = (float)(1 / s->batch.label_tokens),
                                                 .dtype = model->options.dtype,
                                                 .smoothing = model->options.label_smoothing,
@@ -94,24 +109,133 @@ static tsr_status gather_again(const tsr_model *model)
                                                 .dtype = model->options.dtype});
 }
 
-/* The gradient of vocabulary rows [first, first + count), whose weights are w. */
+/* ---- a LoRA of the head: h and W with columns beside them, [h, scale low] and [W, B] ---- */
+
+/* A trainable segment of a chunk, and where its gradient goes. */
+static const char *chunk_part(const tsr_model *model, int segment, const tsr_unit_view *view)
+{
+    const tsr_unit *unit = &model->options.units[view->unit];
+    return view->trainable + unit->trainable.segment[segment].gathered_offset;
+}
+
+static float *chunk_gradient(const tsr_model *model, int segment, const tsr_unit_view *view,
+                             float *gradient)
+{
+    const tsr_unit *unit = &model->options.units[view->unit];
+    return gradient + tsr_unit_gradient_at(&unit->trainable.segment[segment], model->options.ranks);
+}
+
+/* `columns` columns of a matrix of rows `to_stride` wide, from one of rows `from_stride` wide. */
+static tsr_status put(tsr_model *model, void *to, int64_t to_stride, tsr_frozen from,
+                      int64_t from_stride, int64_t rows, int64_t columns)
+{
+    return model->options.kernels->copy_columns(
+        model->compute, &(tsr_copy_columns_args){.out = to,
+                                                 .in = from.data,
+                                                 .rows = rows,
+                                                 .columns = columns,
+                                                 .out_stride = to_stride,
+                                                 .in_stride = from_stride,
+                                                 .in_dtype = from.dtype,
+                                                 .dtype = model->options.dtype,
+                                                 .scale = 1});
+}
+
+/* From column d of rows on. */
+static void *low_of(const tsr_model *model, void *rows)
+{
+    return (char *)rows + (uint64_t)width(model) * tsr_dtype_bytes(model->options.dtype);
+}
+
+/* rows = [h, scale h A^T], of the first chunk, which has A. */
+static tsr_status join_rows(tsr_model *model, const tsr_unit_view *view)
+{
+    const tsr_activations *a = &model->activations;
+    int64_t rows = tsr_model_current(model)->batch.label_rows;
+    tsr_frozen h = {a->head.label_h, model->options.dtype};
+    TSR_TRY(put(model, a->head.rows, joined_width(model), h, width(model), rows, width(model)));
+    return model->options.kernels->gemm(
+        model->compute, &(tsr_gemm_args){.m = rows,
+                                         .n = low_width(model),
+                                         .k = width(model),
+                                         .a = a->head.label_h,
+                                         .b = chunk_part(model, 0, view),
+                                         .c = low_of(model, a->head.rows),
+                                         .ldc = joined_width(model),
+                                         .trans_b = true,
+                                         .alpha = (float)model->options.layout->head_lora.scale,
+                                         .dtype = model->options.dtype,
+                                         .c_dtype = model->options.dtype});
+}
+
+/* [W, B] of a chunk. */
+static tsr_status join_chunk(tsr_model *model, const tsr_layout_unit *chunk,
+                             const tsr_unit_view *view)
+{
+    void *joined = model->activations.head.joined;
+    tsr_frozen w = {view->frozen, chunk->frozen[0].dtype};
+    tsr_frozen b = {chunk_part(model, chunk->trainable_count - 1, view), model->options.dtype};
+    int64_t rows = (int64_t)chunk->row_count, stride = joined_width(model);
+    TSR_TRY(put(model, joined, stride, w, width(model), rows, width(model)));
+    return put(model, low_of(model, joined), stride, b, low_width(model), rows, low_width(model));
+}
+
+/* With d low = scale times what follows dh in d_rows: dA = d low^T h; then label_h = dh + d low A, which head_backward
+ * takes. */
+static tsr_status finish_lora(tsr_model *model, const tsr_unit_view *view, float *gradient)
+{
+    const tsr_activations *a = &model->activations;
+    const tsr_kernels *kernels = model->options.kernels;
+    int64_t rows = tsr_model_current(model)->batch.label_rows, stride = joined_width(model);
+    tsr_frozen dh = {a->head.d_rows, model->options.dtype};
+    tsr_gemm_args gemm = {.m = low_width(model),
+                          .n = width(model),
+                          .k = rows,
+                          .a = low_of(model, a->head.d_rows),
+                          .b = a->head.label_h,
+                          .c = chunk_gradient(model, 0, view, gradient),
+                          .lda = stride,
+                          .trans_a = true,
+                          .alpha = (float)model->options.layout->head_lora.scale,
+                          .dtype = model->options.dtype,
+                          .c_dtype = TSR_F32};
+    TSR_TRY(kernels->gemm(model->compute, &gemm));
+    TSR_TRY(put(model, a->head.label_h, width(model), dh, stride, rows, width(model)));
+    gemm.m = rows;
+    gemm.k = low_width(model);
+    gemm.b = chunk_part(model, 0, view);
+    gemm.c = a->head.label_h;
+    gemm.trans_a = false;
+    gemm.beta = 1;
+    gemm.c_dtype = model->options.dtype;
+    return kernels->gemm(model->compute, &gemm);
+}
+
+/* ---- chunks ---- */
+
+/* The gradient of vocabulary rows [first, first + count), whose weights are w; of a LoRA's B, that of the columns behind
+ * W's. */
 static tsr_status weigh(tsr_model *model, const void *w, int64_t first, int64_t count, float *dw)
 {
     const tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
+    bool low = low_width(model) > 0;
     return model->options.kernels->head_weight(
         model->compute,
         &(tsr_head_weight_args){.max = a->head.state.max,
                                 .sum = a->head.state.sum,
                                 .label_logit = a->head.state.label_logit,
-                                .h = a->head.state.acc,
+                                .h = low ? a->head.rows : (void *)a->head.state.acc,
                                 .w = w,
                                 .labels = s->view.label,
                                 .dw = dw,
+                                .z = low ? low_of(model, a->head.rows) : NULL,
+                                .z_columns = low_width(model),
+                                .z_stride = joined_width(model),
                                 .workspace = a->head.workspace,
                                 .workspace_bytes = a->head.workspace_bytes,
                                 .rows = s->batch.label_rows,
-                                .d = width(model),
+                                .d = joined_width(model),
                                 .first = first,
                                 .count = count,
                                 .scale = (float)(1 / s->batch.label_tokens),
@@ -119,23 +243,42 @@ static tsr_status weigh(tsr_model *model, const void *w, int64_t first, int64_t 
                                 .dtype = model->options.dtype});
 }
 
+/* Of a chunk of B; the first one, which comes last, has A too. */
+static tsr_status weigh_lora(tsr_model *model, int unit, const tsr_unit_view *view, float *gradient)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_unit *chunk = &layout->unit[unit];
+    float *db = chunk_gradient(model, chunk->trainable_count - 1, view, gradient);
+    TSR_TRY(join_chunk(model, chunk, view));
+    TSR_TRY(weigh(model, model->activations.head.joined, (int64_t)chunk->first_row,
+                  (int64_t)chunk->row_count, db));
+    return unit == layout->layer_count ? finish_lora(model, view, gradient) : TSR_OK;
+}
+
 tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view *view,
                                  float *gradient)
 {
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
+    if (low_width(model))
+        return weigh_lora(model, unit, view, gradient);
     if (unit == tsr_layout_head_end(layout) - 1)
         TSR_TRY(gather_again(model));
     return weigh(model, view->trainable, (int64_t)chunk->first_row, (int64_t)chunk->row_count,
                  gradient);
 }
 
-static tsr_frozen chunk_weight(const tsr_model *model, const tsr_layout_unit *chunk,
+/* What logits of a chunk are made with. */
+static tsr_status chunk_weight(tsr_frozen *out, tsr_model *model, const tsr_layout_unit *chunk,
                                const tsr_unit_view *view)
 {
-    return model->options.layout->head_trained
+    *out = (tsr_frozen){model->activations.head.joined, model->options.dtype};
+    if (low_width(model))
+        return join_chunk(model, chunk, view);
+    *out = model->options.layout->head_whole
                ? (tsr_frozen){view->trainable, chunk->trainable[0].dtype}
                : (tsr_frozen){view->frozen, chunk->frozen[0].dtype};
+    return TSR_OK;
 }
 
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view)
@@ -146,18 +289,20 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
     const tsr_layout_unit *chunk = &layout->unit[unit];
     tsr_head_chunk_args args = {.state = state_of(model),
                                 .h = a->head.rows,
-                                .w = chunk_weight(model, chunk, view),
                                 .labels = s->view.label,
                                 .workspace = a->head.workspace,
                                 .workspace_bytes = a->head.workspace_bytes,
                                 .rows = s->batch.label_rows,
-                                .d = width(model),
+                                .d = joined_width(model),
                                 .first = (int64_t)chunk->first_row,
                                 .count = (int64_t)chunk->row_count,
                                 .skip = model->head_ids,
                                 .skip_count = layout->head_rows.count,
                                 .softcap = (float)layout->config.logits_softcap,
                                 .dtype = model->options.dtype};
+    if (low_width(model) && unit == layout->layer_count)
+        TSR_TRY(join_rows(model, view));
+    TSR_TRY(chunk_weight(&args.w, model, chunk, view));
     TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
     if (unit < tsr_layout_head_end(layout) - 1)
         return TSR_OK;
@@ -181,14 +326,15 @@ tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer)
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
     const tsr_kernels *kernels = model->options.kernels;
-    TSR_TRY(kernels->scatter_rows(model->compute,
-                                  &(tsr_scatter_rows_args){.out = a->head.d_h,
-                                                           .in = a->head.rows,
-                                                           .index = s->view.label_row,
-                                                           .rows = s->batch.label_rows,
-                                                           .tokens = s->batch.tokens,
-                                                           .d = width(model),
-                                                           .dtype = model->options.dtype}));
+    TSR_TRY(kernels->scatter_rows(
+        model->compute,
+        &(tsr_scatter_rows_args){.out = a->head.d_h,
+                                 .in = low_width(model) ? a->head.label_h : a->head.rows,
+                                 .index = s->view.label_row,
+                                 .rows = s->batch.label_rows,
+                                 .tokens = s->batch.tokens,
+                                 .d = width(model),
+                                 .dtype = model->options.dtype}));
     return kernels->rms_norm_backward(model->compute,
                                       &(tsr_rms_norm_backward_args){.dh = a->head.d_h,
                                                                     .x = a->head.x,

@@ -411,10 +411,33 @@ static tsr_layout_linear *find_linear(int *layer, int *index, const tsr_layout *
     return &layout->unit[*layer].linear[module];
 }
 
+static void add_head_lora(const builder *b, const tsr_adapter *adapter)
+{
+    tsr_layout *layout = b->layout;
+    tsr_layout_table_lora *lora = &layout->head_lora;
+    tsr_layout_segment segment = {
+        .name = "lm_head", .linear = -1, .dtype = b->options.compute, .module = "lm_head"};
+    lora->key = tsr_adapter_module_key("lm_head");
+    lora->r = tsr_ceil_div(adapter->r, TSR_RANK_STEP) * TSR_RANK_STEP;
+    lora->scale = adapter->scale;
+    segment.stored_rows = adapter->r;
+    segment.stored_columns = layout->config.hidden_size;
+    add_trainable(layout, &layout->unit[layout->layer_count], lora->r, segment.stored_columns,
+                  segment);
+    segment.stored_columns = adapter->r;
+    for (int i = layout->layer_count; i < tsr_layout_head_end(layout); i++) {
+        segment.stored_rows = layout->unit[i].row_count;
+        add_trainable(layout, &layout->unit[i], segment.stored_rows, lora->r, segment);
+    }
+    layout->head_trained = true;
+    if (lora->r > layout->largest_r)
+        layout->largest_r = lora->r;
+}
+
 static void add_embedding_lora(const builder *b, const tsr_adapter *adapter)
 {
     tsr_layout *layout = b->layout;
-    tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    tsr_layout_table_lora *lora = &layout->embedding_lora;
     tsr_layout_unit *unit = &layout->unit[tsr_layout_head_end(layout)];
     tsr_layout_segment segment = {.name = layout->embedding_path,
                                   .linear = -1,
@@ -438,10 +461,12 @@ static void add_embedding_lora(const builder *b, const tsr_adapter *adapter)
 static void add_adapter(const builder *b, const tsr_adapter *adapter)
 {
     tsr_layout *layout = b->layout;
-    if (adapter->table) {
+    if (adapter->table == TSR_TABLE_EMBEDDING)
         add_embedding_lora(b, adapter);
+    if (adapter->table == TSR_TABLE_HEAD)
+        add_head_lora(b, adapter);
+    if (adapter->table)
         return;
-    }
     int layer, index;
     tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
     tsr_layout_unit *unit = &layout->unit[layer];
@@ -537,7 +562,7 @@ static bool adapts_embedding(const tsr_adapter_set *set)
 {
     bool found = false;
     for (uint64_t i = 0; set && i < set->count; i++)
-        found |= set->adapter[i].table;
+        found |= set->adapter[i].table == TSR_TABLE_EMBEDDING;
     return found;
 }
 
@@ -552,7 +577,7 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                  .in_4bit = holds_4bit(checkpoint)};
     tsr_status status;
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
-    layout.head_trained = options->train_head;
+    layout.head_trained = layout.head_whole = options->train_head;
     layout.embedding_whole = options->train_embedding;
     bool rows = options->embedding_rows.count + options->head_rows.count > 0;
     layout.embedding_count =

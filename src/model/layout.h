@@ -9,7 +9,7 @@
  *
  * modules_to_save trains the head or the embedding whole. A chunk of the head then has a trainable part and no frozen
  * one, and chunks of the embedding are units layers + chunks .. of the same kind; the plan has them before the layers.
- * A LoRA of the embedding is such a unit too.
+ * A LoRA of the embedding is such a unit too; one of the head trains parts of its chunks.
  * trainable_token_indices trains rows of either: all of them are one such unit. The head's replace its own, and where
  * head and embedding are one, with the same tokens or none named for the head, it takes the embedding's.
  *
@@ -101,13 +101,14 @@ typedef struct {
     int count, segment;
 } tsr_layout_rows;
 
-/* The embedding's LoRA: rows E[id] + scale B A[:, id]. Trainable segments of its only chunk. */
+/* A LoRA of a table. Of the embedding: rows E[id] + scale B A[:, id], with A [r, vocabulary] and B [d, r] segments of its
+ * only chunk. Of the head: A [r, d] is the first segment of its first chunk, each chunk's rows of B the last of its own. */
 typedef struct {
     uint64_t r; /* in memory; 0: none */
     double scale;
-    int a, b; /* [r, vocabulary], [d, r] */
+    int a, b; /* of the embedding */
     uint64_t key;
-} tsr_layout_embedding_lora;
+} tsr_layout_table_lora;
 
 typedef struct {
     tsr_model_config config;
@@ -118,10 +119,11 @@ typedef struct {
     int embedding_count;  /* chunks of an embedding that is trained; 0: it is frozen */
     bool embedding_whole; /* all of it; else the only chunk has rows: */
     tsr_layout_rows embedding_rows, head_rows;
-    tsr_layout_embedding_lora embedding_lora;
+    tsr_layout_table_lora embedding_lora, head_lora;
     bool rows_tied;                      /* the head has the embedding's */
     char *embedding_path;                /* of its module, where something of it is trained */
-    bool head_trained;                   /* the head's chunks are */
+    bool head_trained;                   /* the head's chunks have a trainable part */
+    bool head_whole;                     /* and no other */
     int plan_unit_count, plan_head_unit; /* units of the plan; the first chunk of the head */
     bool grouped;                        /* these are others than the layout's */
     const tsr_tensor *embedding, *head;  /* the same where they are tied */
@@ -135,6 +137,13 @@ typedef struct {
 static inline int tsr_layout_head_end(const tsr_layout *layout)
 {
     return layout->layer_count + layout->chunk_count;
+}
+
+/* Of the largest chunk. */
+static inline uint64_t tsr_layout_chunk_rows(const tsr_layout *layout)
+{
+    uint64_t rows = layout->config.vocab_size;
+    return rows < TSR_HEAD_CHUNK_ROWS ? rows : TSR_HEAD_CHUNK_ROWS;
 }
 
 typedef struct {

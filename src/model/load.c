@@ -375,11 +375,56 @@ static tsr_status load_embedding_part(const tsr_layout *layout, int unit, int se
 static tsr_status load_embedding_lora(const tsr_layout *layout, int unit, const tsr_peft *init,
                                       uint64_t seed, const tsr_model_loader *loader)
 {
-    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const tsr_layout_table_lora *lora = &layout->embedding_lora;
     const tsr_peft_module *stored =
         init ? tsr_peft_module_find(init, layout->embedding_path) : NULL;
     TSR_TRY(load_embedding_part(layout, unit, lora->a, stored ? stored->a : NULL, seed, loader));
     return load_embedding_part(layout, unit, lora->b, stored ? stored->b : NULL, seed, loader);
+}
+
+/* A, of the first chunk, or a chunk's rows of B: as init has them, else as a linear's begin. */
+static tsr_status load_head_part(const tsr_layout *layout, int unit, int segment,
+                                 const tsr_tensor *stored, uint64_t seed,
+                                 const tsr_model_loader *loader)
+{
+    const tsr_layout_unit *parts = &layout->unit[unit];
+    const tsr_layout_segment *s = &parts->trainable[segment];
+    bool is_b = segment == parts->trainable_count - 1;
+    uint64_t first, count, d = layout->config.hidden_size, key = layout->head_lora.key;
+    uint64_t r = is_b ? s->stored_columns : s->stored_rows,
+             before = is_b ? parts->first_row * r : 0;
+    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
+    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
+    tsr_plain_range(&first, &count, s, rank, ranks);
+    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
+    if (!values)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);) {
+        float *out = values + run.memory - first;
+        uint64_t from = before + run.stored;
+        if (stored)
+            TSR_TRY(tsr_safetensors_read_f32(out, stored, from, run.count));
+        else if (is_b && loader->start == TSR_START_RANDOM)
+            tsr_adapter_init_b(out, from, run.count, r, seed, key);
+        else if (!is_b && loader->start == TSR_START_NORMAL)
+            tsr_adapter_init_normal(out, from, run.count, 1 / (double)r, seed, key);
+        else if (!is_b)
+            tsr_adapter_init_a(out, from, run.count, d, seed, key);
+    }
+    return loader->trainable(loader->user, unit, segment, values);
+}
+
+static tsr_status load_head_lora(const tsr_layout *layout, int unit, const tsr_peft *init,
+                                 uint64_t seed, const tsr_model_loader *loader)
+{
+    const tsr_layout_unit *parts = &layout->unit[unit];
+    const tsr_peft_module *stored = init ? tsr_peft_module_find(init, "lm_head") : NULL;
+    for (int i = 0; i < parts->trainable_count; i++) {
+        bool is_b = i == parts->trainable_count - 1;
+        const tsr_tensor *tensor = stored ? is_b ? stored->b : stored->a : NULL;
+        TSR_TRY(load_head_part(layout, unit, i, tensor, seed, loader));
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,
@@ -393,6 +438,8 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
         TSR_TRY(load_rows(parts, unit, &layout->head_rows, init, loader));
     if (embedding && layout->embedding_lora.r)
         TSR_TRY(load_embedding_lora(layout, unit, init, seed, loader));
+    if (unit >= layout->layer_count && !embedding && layout->head_lora.r)
+        return load_head_lora(layout, unit, init, seed, loader);
     if (!parts->block && parts->trainable_count && !(embedding && !layout->embedding_whole))
         return load_chunk(parts, unit, init, loader);
     const beginning begin = {layout, init, seed, loader};

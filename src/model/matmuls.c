@@ -208,11 +208,12 @@ static int list_heads(tsr_head_bounds *out, const tsr_model_options *options,
             int64_t chunk = (int64_t)layout->unit[unit].row_count;
             if (unit > layout->layer_count && chunk == out[written - 1].chunk)
                 continue;
-            out[written++] = (tsr_head_bounds){.rows = shapes[i].label_rows,
-                                               .d = (int64_t)layout->config.hidden_size,
-                                               .chunk = chunk,
-                                               .dtype = options->dtype,
-                                               .train = shapes[i].train};
+            out[written++] =
+                (tsr_head_bounds){.rows = shapes[i].label_rows,
+                                  .d = (int64_t)(layout->config.hidden_size + layout->head_lora.r),
+                                  .chunk = chunk,
+                                  .dtype = options->dtype,
+                                  .train = shapes[i].train};
         }
     return written;
 }

@@ -122,10 +122,20 @@ static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
     return TSR_OK;
 }
 
+/* The module that was added last. */
+static void set_table(list *to, tsr_adapter_table table, uint64_t in, uint64_t out)
+{
+    tsr_adapter_module *last = &to->module[to->count - 1];
+    last->table = table;
+    last->in_features = in;
+    last->out_features = out;
+}
+
 /* The head, what holds the layers ("model", "model.language_model"), and what it holds beside them. */
 static tsr_status add_of_model(list *to, const tsr_model_config *config)
 {
     TSR_TRY(add(to, strdup("lm_head"), NULL));
+    set_table(to, TSR_TABLE_HEAD, config->hidden_size, config->vocab_size);
     for (const char *dot = strchr(to->prefix, '.'); dot; dot = strchr(dot + 1, '.'))
         TSR_TRY(add(to, strndup(to->prefix, (size_t)(dot - to->prefix)), NULL));
     for (int i = 0; i < MODEL_MODULES; i++) {
@@ -133,10 +143,8 @@ static tsr_status add_of_model(list *to, const tsr_model_config *config)
         if (asprintf(&path, "%s%s", to->prefix, model_modules[i]) < 0)
             path = NULL;
         TSR_TRY(add(to, path, NULL));
-        tsr_adapter_module *last = &to->module[to->count - 1];
-        last->table = !strcmp(model_modules[i], "embed_tokens");
-        last->in_features = last->table ? config->vocab_size : 0;
-        last->out_features = last->table ? config->hidden_size : 0;
+        if (!strcmp(model_modules[i], "embed_tokens"))
+            set_table(to, TSR_TABLE_EMBEDDING, config->vocab_size, config->hidden_size);
     }
     return TSR_OK;
 }

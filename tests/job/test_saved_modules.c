@@ -1,6 +1,6 @@
 /*
- * modules_to_save and trainable_token_indices: losses, gradient norms and values of PEFT (tools/make_peft_golden.py), the same bits on any number of
- * ranks, across a stop, and from the adapter that is written.
+ * modules_to_save, trainable_token_indices and LoRAs of the embedding and the head: losses, gradient norms and values of
+ * PEFT (tools/make_peft_golden.py), the same bits on any number of ranks, across a stop, and what is merged.
  *
  *     test_job_saved_modules                        on the CPU
  *     test_job_saved_modules BACKEND DTYPE RANKS    on the ranks that a machine has GPUs for
@@ -25,13 +25,20 @@
 #define BASE    GOLDEN "/prequantized-tiny-llama"
 #define TENSORS 16
 
-/* The last two of the embedding's LoRA, where a case has it. */
+/* Of tables where a case targets them. */
 static const char *const trained[] = {
-    "model.layers.0.self_attn.q_proj.lora_A", "model.layers.0.self_attn.q_proj.lora_B",
-    "model.layers.0.self_attn.v_proj.lora_A", "model.layers.0.self_attn.v_proj.lora_B",
-    "model.layers.1.self_attn.q_proj.lora_A", "model.layers.1.self_attn.q_proj.lora_B",
-    "model.layers.1.self_attn.v_proj.lora_A", "model.layers.1.self_attn.v_proj.lora_B",
-    "model.embed_tokens.lora_embedding_A",    "model.embed_tokens.lora_embedding_B",
+    "model.layers.0.self_attn.q_proj.lora_A",
+    "model.layers.0.self_attn.q_proj.lora_B",
+    "model.layers.0.self_attn.v_proj.lora_A",
+    "model.layers.0.self_attn.v_proj.lora_B",
+    "model.layers.1.self_attn.q_proj.lora_A",
+    "model.layers.1.self_attn.q_proj.lora_B",
+    "model.layers.1.self_attn.v_proj.lora_A",
+    "model.layers.1.self_attn.v_proj.lora_B",
+    "lm_head.lora_A",
+    "lm_head.lora_B",
+    "model.embed_tokens.lora_embedding_A",
+    "model.embed_tokens.lora_embedding_B",
 };
 
 #define TRAINED (sizeof trained / sizeof *trained)
@@ -57,12 +64,10 @@ static json_t *load(const char *name)
     return root;
 }
 
-/* The rows of a table of the base, spread as tools/make_peft_golden.py has it; the caller frees. */
-static float *table(uint64_t shape[2], const scene *s, const char *name)
+/* The rows of a tensor, spread as tools/make_peft_golden.py has it; the caller frees. */
+static float *spread_rows(uint64_t shape[2], const scene *s, const char *path, const char *name)
 {
-    tsr_safetensors *file = golden_open(BASE "/model.safetensors");
-    if (s->tied)
-        name = "model.embed_tokens.weight";
+    tsr_safetensors *file = golden_open(path);
     const tsr_tensor *tensor = tsr_safetensors_find(file, name);
     uint64_t d = tensor->shape[1];
     shape[0] = tensor->shape[0] * s->spread;
@@ -96,6 +101,26 @@ static void add(tsr_peft_tensor *tensors, uint64_t *count, const char *name, flo
         (tsr_peft_tensor){.name = name, .ndim = 2, .shape = {shape[0], shape[1]}, .data = data};
 }
 
+/* Of a table of the base. */
+static float *table(uint64_t shape[2], const scene *s, const char *name)
+{
+    return spread_rows(shape, s, BASE "/model.safetensors",
+                       s->tied ? "model.embed_tokens.weight" : name);
+}
+
+/* Whether a case has a LoRA of a module. */
+static bool targets(const scene *s, const char *module)
+{
+    size_t i;
+    json_t *name;
+    json_array_foreach(json_object_get(s->golden, "targets"), i, name)
+    {
+        if (strstr(module, json_string_value(name)))
+            return true;
+    }
+    return strstr(module, "layers") != NULL;
+}
+
 /* The tokens of a table; NULL: none. */
 static const json_t *tokens_of(const scene *s, bool head)
 {
@@ -124,23 +149,29 @@ static float *token_rows(int64_t **ids, uint64_t shape[2], const scene *s, const
 static void write_adapter(const scene *s)
 {
     static const char *const saved[] = {"lm_head", "embed_tokens"};
-    char *modules[2], *targets[] = {(char *)"q_proj", (char *)"v_proj", (char *)"embed_tokens"};
-    bool embedding = json_is_object(json_object_get(s->golden, "loraplus"));
-    uint64_t parts = embedding ? TRAINED : TRAINED - 2;
-    tsr_peft_config config = {
-        .r = 4, .lora_alpha = 6, .target = {targets, embedding ? 3 : 2, NULL}};
+    char *modules[2], *names_of[4] = {(char *)"q_proj", (char *)"v_proj"};
+    tsr_peft_config config = {.r = 4, .lora_alpha = 6, .target = {names_of, 2, NULL}};
+    for (int i = 0; i < 2; i++)
+        if (targets(s, saved[i]))
+            names_of[config.target.count++] = (char *)saved[i];
     tsr_peft_tensor tensors[TENSORS];
     char names[TENSORS][128];
     uint64_t count = 0, shape[2];
     tsr_safetensors *lora = golden_open(GOLDEN "/peft/lora.safetensors");
     config.save.names = modules;
-    for (size_t i = 0; i < parts; i++) {
+    for (size_t i = 0; i < TRAINED; i++) {
+        bool head_b = !strcmp(trained[i], "lm_head.lora_B");
+        if (!targets(s, trained[i]))
+            continue;
         snprintf(names[count], sizeof *names, "base_model.model.%s%s", trained[i],
-                 i < TRAINED - 2 ? ".weight" : "");
+                 strstr(trained[i], "embedding") ? "" : ".weight");
         const tsr_tensor *tensor = tsr_safetensors_find(lora, names[count]);
-        add(tensors, &count, names[count], golden_f32(NULL, lora, "%s", names[count]),
-            tensor->shape);
+        memcpy(shape, tensor->shape, sizeof shape);
+        float *data = head_b ? spread_rows(shape, s, GOLDEN "/peft/lora.safetensors", names[count])
+                             : golden_f32(NULL, lora, "%s", names[count]);
+        add(tensors, &count, names[count], data, shape);
     }
+    uint64_t parts = count;
     for (int i = 0; i < 2; i++) {
         const char *path = i ? "model.embed_tokens" : "lm_head";
         const json_t *tokens = tokens_of(s, !i);
@@ -396,10 +427,12 @@ static void test_tied(void **state)
     run_case("embedding_of_tied");
 }
 
-static void test_embedding_lora(void **state)
+static void test_table_lora(void **state)
 {
     (void)state;
     run_case("embedding_lora");
+    run_case("head_lora");
+    run_case("head_lora_of_tied");
 }
 
 static void test_chunks(void **state)
@@ -443,23 +476,44 @@ static void test_resume(void **state)
         "modules_to_save: [lm_head, embed_tokens]\n",
         "trainable_token_indices: {embed_tokens: [300, 17], lm_head: [5, 300, 101]}\n",
         "lora_target_modules: [q_proj, v_proj, embed_tokens]\n"
-        "trainable_token_indices: {lm_head: [5]}\n"};
-    static const char *const outputs[] = {"tables", "tokens", "adapted"};
-    for (int i = 0; i < 3; i++)
+        "trainable_token_indices: {lm_head: [5]}\n",
+        "lora_target_modules: [q_proj, v_proj, embed_tokens, lm_head]\n"};
+    static const char *const outputs[] = {"tables", "tokens", "adapted", "both"};
+    for (int i = 0; i < 4; i++)
         resume_with(trained_too[i], outputs[i]);
 }
-/* Elements of a merged tensor are those of `want`, rounded. */
-static void check_merged(const char *name, const float *want, uint64_t first, uint64_t count)
+/* Elements of a merged tensor are those of `want`, rounded; slack: of an element. */
+static void check_merged(const char *name, const float *want, uint64_t count, float slack)
 {
     char path[600];
     snprintf(path, sizeof path, "%s/model.safetensors", scratch_path("merged"));
     tsr_safetensors *file = golden_open(path);
     float *got = golden_f32(NULL, file, "%s", name);
     for (uint64_t i = 0; i < count; i++)
-        if (got[first + i] != tsr_bf16_to_f32(tsr_f32_to_bf16(want[i])))
-            fail_msg("%s[%llu] is %g, expected %g", name, (unsigned long long)(first + i),
-                     (double)got[first + i], (double)want[i]);
+        if (!(fabsf(got[i] - tsr_bf16_to_f32(tsr_f32_to_bf16(want[i]))) <= slack * fabsf(want[i])))
+            fail_msg("%s[%llu] is %g, expected %g", name, (unsigned long long)i, (double)got[i],
+                     (double)want[i]);
     free(got);
+    tsr_safetensors_close(file);
+}
+
+/* A LoRA's s B A onto a table [rows, d]; of the embedding A [r, rows] and B [d, r]. */
+static void add_lora(float *rows, const uint64_t shape[2], const scene *s, bool head)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/" TSR_PEFT_WEIGHTS_FILE, s->adapter);
+    tsr_safetensors *file = golden_open(path);
+    float *a = golden_f32(NULL, file, "base_model.model.%s",
+                          head ? "lm_head.lora_A.weight" : "model.embed_tokens.lora_embedding_A");
+    float *b = golden_f32(NULL, file, "base_model.model.%s",
+                          head ? "lm_head.lora_B.weight" : "model.embed_tokens.lora_embedding_B");
+    for (uint64_t v = 0; v < shape[0]; v++)
+        for (uint64_t k = 0; k < shape[1]; k++)
+            for (uint64_t j = 0; j < 4; j++)
+                rows[v * shape[1] + k] += 1.5f * (head ? b[v * 4 + j] * a[j * shape[1] + k]
+                                                       : a[j * shape[0] + v] * b[k * 4 + j]);
+    free(a);
+    free(b);
     tsr_safetensors_close(file);
 }
 
@@ -511,7 +565,11 @@ static void merge_case(const char *name)
         for (size_t t = 0; t < json_array_size(tokens); t++)
             for (uint64_t k = 0; k < shape[1]; k++)
                 base[(uint64_t)json_integer_value(json_array_get(tokens, t)) * shape[1] + k] *= by;
-        check_merged(tensor, base, 0, shape[0] * shape[1]);
+        bool adapted = targets(&s, paths[i]);
+        if (adapted)
+            add_lora(base, shape, &s, i == 0);
+        /* Sums of another order may round to the next number. */
+        check_merged(tensor, base, shape[0] * shape[1], adapted ? 0x1p-7f : 0);
         free(base);
     }
     json_decref(s.golden);
@@ -522,7 +580,8 @@ static void test_merge(void **state)
     (void)state;
     static const char *const cases[] = {
         "head_and_embedding", "tokens_both",       "tokens_tied", "tokens_untied",
-        "head_of_tied",       "embedding_of_tied", "chunks"};
+        "head_of_tied",       "embedding_of_tied", "chunks",      "embedding_lora",
+        "head_lora",          "head_lora_of_tied"};
     scale_of_tables = 2;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         merge_case(cases[i]);
@@ -552,7 +611,12 @@ static void test_refused(void **state)
         {true,
          "lora_target_modules: [embed_tokens]\nmodules_to_save: [embed_tokens]\n",
          {"lora_target_modules", "embed_tokens", "modules_to_save"}},
-        {true, "lora_target_modules: [lm_head]\n", {"lora_target_modules", "lm_head"}},
+        {true,
+         "lora_target_modules: [lm_head]\n",
+         {"lora_target_modules", "lm_head", "no linear of a layer"}},
+        {true,
+         "lora_target_modules: [lm_head, q_proj]\nlora_dropout: 0.1\n",
+         {"lora_target_modules", "lm_head", "lora_dropout"}},
         {true, "trainable_token_indices: [3, 3]\n", {"trainable_token_indices", "3", "twice"}},
         {true,
          "trainable_token_indices: [3]\nmodules_to_save: [lm_head]\n",
@@ -583,7 +647,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_both, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_tokens, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_tied, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_embedding_lora, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_table_lora, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_chunks, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_resume, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_merge, scratch_setup, scratch_teardown),

@@ -111,9 +111,43 @@ static void tables_match(void **state)
                 one_table(shapes[i][0], shapes[i][1], shapes[i][2], all_dtypes[k]);
 }
 
+static void columns_match(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][4] = {
+        {1, 1, 1, 1}, {37, 5, 12, 9}, {300, 64, 72, 96}, {9, 1030, 1031, 1100}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int k = 0; k < 4; k++) {
+            int64_t rows = shapes[i][0], in_count = rows * shapes[i][3],
+                    out_count = rows * shapes[i][2];
+            tsr_dtype from = all_dtypes[k % 2], to = all_dtypes[k / 2];
+            if (!cuda_turn())
+                continue;
+            input in = random_input(in_count, 6, 1, from);
+            output out = blank(out_count, to);
+            tsr_copy_columns_args args = {.out = want_of(out_count),
+                                          .in = in.host,
+                                          .rows = rows,
+                                          .columns = shapes[i][1],
+                                          .out_stride = shapes[i][2],
+                                          .in_stride = shapes[i][3],
+                                          .scale = 2};
+            float *want = args.out;
+            memset(want, 0, (size_t)out_count * sizeof *want);
+            RUN(tsr_device_write(rig.device, out.device, want,
+                                 (uint64_t)out_count * tsr_dtype_bytes(to)));
+            RUN(tsr_copy_columns_ref(&args, rig.pool));
+            args.out = out.device, args.in = in.device, args.in_dtype = from, args.dtype = to;
+            RUN(rig.kernels->copy_columns(rig.stream, &args));
+            expect("columns", out, want, 0);
+            end_case();
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(head_weight_matches),
-                                       cmocka_unit_test(tables_match)};
+                                       cmocka_unit_test(tables_match),
+                                       cmocka_unit_test(columns_match)};
     return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
 }

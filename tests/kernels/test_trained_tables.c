@@ -127,11 +127,43 @@ static void test_tables(void **state)
     }
 }
 
+/* Columns beside others, out of wider rows and into them; of bf16 too. */
+static void test_copy_columns(void **state)
+{
+    (void)state;
+    const int64_t rows = 37, columns = 5, in_stride = 9, out_stride = 12;
+    float *in = new_random(rows * in_stride, 5, 1), *out = new_floats(rows * out_stride);
+    uint16_t *narrow = new_bf16(in, rows * in_stride);
+    for (int k = 0; k < 2; k++) {
+        tsr_copy_columns_args args = {.out = out + 3,
+                                      .in = k ? (void *)(narrow + 2) : (void *)(in + 2),
+                                      .rows = rows,
+                                      .columns = columns,
+                                      .out_stride = out_stride,
+                                      .in_stride = in_stride,
+                                      .in_dtype = k ? TSR_BF16 : TSR_F32,
+                                      .scale = 2};
+        for (int64_t i = 0; i < rows * out_stride; i++)
+            out[i] = 7;
+        assert_int_equal(tsr_copy_columns_ref(&args, test_pool(k)), TSR_OK);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < out_stride; j++) {
+                bool written = j >= 3 && j < 3 + columns;
+                assert_true(out[i * out_stride + j] ==
+                            (written ? 2 * in[i * in_stride + j - 1] : 7));
+            }
+        args.out_stride = columns - 1;
+        assert_int_equal(tsr_copy_columns_ref(&args, test_pool(0)), TSR_EINVAL);
+    }
+    free(in), free(out), free(narrow);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_head_weight),
         cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_copy_columns),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }

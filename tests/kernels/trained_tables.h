@@ -4,6 +4,7 @@
 #ifndef TSR_TESTS_KERNELS_TRAINED_TABLES_H
 #define TSR_TESTS_KERNELS_TRAINED_TABLES_H
 
+#include "kernels/copy_columns.h"
 #include "kernels/head_weight.h"
 #include "kernels/kernel_test.h"
 #include "kernels/table_rows.h"

@@ -1,0 +1,37 @@
+/*
+ * copy_columns.cu: contract copy_columns.h; reference copy_columns_ref.c, the same bits in fp32.
+ *
+ * Split    A block a row; vectors of 8 where both rows are on 16 bytes.
+ */
+#include "kernels/cuda.cuh"
+
+#define THREADS 256
+
+static __global__ void __launch_bounds__(THREADS)
+    copy_rows(const __grid_constant__ tsr_copy_columns_args a, bool vectors)
+{
+    tsr_kernel_begin();
+    int64_t out = (int64_t)blockIdx.x * a.out_stride, in = (int64_t)blockIdx.x * a.in_stride;
+    int64_t done = vectors ? a.columns / TSR_VECTOR * TSR_VECTOR : 0;
+    for (int64_t j = (int64_t)threadIdx.x * TSR_VECTOR; j < done; j += THREADS * TSR_VECTOR) {
+        float value[TSR_VECTOR];
+        tsr_load8(value, a.in, in + j, a.in_dtype);
+#pragma unroll
+        for (int k = 0; k < TSR_VECTOR; k++)
+            value[k] *= a.scale;
+        tsr_store8(a.out, out + j, value, a.dtype);
+    }
+    for (int64_t j = done + threadIdx.x; j < a.columns; j += THREADS)
+        tsr_store(a.out, out + j, a.scale * tsr_load(a.in, in + j, a.in_dtype), a.dtype);
+}
+
+extern "C" tsr_status tsr_copy_columns_cuda(tsr_stream *stream, const tsr_copy_columns_args *args)
+{
+    TSR_TRY(tsr_copy_columns_check(args));
+    if (args->rows == 0 || args->columns == 0)
+        return TSR_OK;
+    bool vectors =
+        tsr_vectors(args->out_stride, args->out) && tsr_vectors(args->in_stride, args->in);
+    TSR_LAUNCH(copy_rows, (unsigned)args->rows, THREADS, stream, *args, vectors);
+    return tsr_launched("copy_columns");
+}
