@@ -119,7 +119,8 @@ static tsr_status keep(collected *c, const tsr_job_part *p)
                                 .ndim = p->part == TSR_PEFT_MAGNITUDE ? 1 : 2,
                                 .data = data,
                                 .shape = {segment->stored_rows, segment->stored_columns}};
-    bool wide = job->factors && (job->inputs.layout.unit[p->unit].block);
+    bool low = p->part == TSR_PEFT_A || p->part == TSR_PEFT_B;
+    bool wide = job->factors && low && job->inputs.layout.unit[p->unit].block;
     if (wide)
         widen(tensor, data, job, p);
     c->used += wide ? 2 * count : count;
