@@ -284,7 +284,8 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
     if (!tsr_config_is_set(config, "layers_to_transform"))
         config->layers_to_transform = ints_of(store, peft->layers_to_transform, peft->layer_count);
     if (!tsr_config_is_set(config, "modules_to_save"))
-        config->modules_to_save = modules_of(store, &peft->save).names;
+        config->modules_to_save =
+            peft->save.count ? modules_of(store, &peft->save).names : (tsr_config_strings){0};
     if (!tsr_config_is_set(config, "trainable_token_indices"))
         config->trainable_token_indices =
             (tsr_config_tokens){ints_of(store, peft->embedding_tokens, peft->embedding_token_count),
