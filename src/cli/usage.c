@@ -54,10 +54,10 @@ static const command_row commands[] = {
     {"data", TSR_COMMAND_DATA,
      "tessera data job.yaml [key=value ...] [--show N] [--html FILE] [--json]",
      "statistics of the tokenised data; reads no weights",
-     "    --show N    the first N samples with their trained tokens marked\n"
-     "    --html FILE a page with figures, lengths and the first samples (5, or N), which loads "
+     "    --show N     the first N samples with their trained tokens marked\n"
+     "    --html FILE  a page with figures, lengths and the first samples (5, or N), which loads "
      "nothing\n"
-     "    --json      statistics and samples as JSON on stdout\n",
+     "    --json       statistics and samples as JSON on stdout\n",
      "    tessera data job.yaml --show 2\n"
      "    tessera data job.yaml dataset=train.jsonl packing=true --json\n"
      "    tessera data job.yaml --html data.html\n"},

@@ -31,6 +31,7 @@ const char *tsr_keys_type_name(const tsr_key *key)
                                         [TSR_KEY_NAMES] = "map",
                                         [TSR_KEY_MODULES] = "list",
                                         [TSR_KEY_INTS] = "list",
+                                        [TSR_KEY_TOKENS] = "list or map",
                                         [TSR_KEY_PATTERNS] = "map",
                                         [TSR_KEY_UNITS] = "word or list",
                                         [TSR_KEY_LR_KWARGS] = "map"};

@@ -399,6 +399,26 @@ static void leave(tsr_adapter_match target, const char *path)
         fail_msg("\"%s\" is not in: %s", words, tsr_last_error());
 }
 
+/* Beside the linears a table can have one, which all-linear never means; DoRA is for linears. */
+static void take_table(const char *name, tsr_adapter_table table, uint64_t in, uint64_t out)
+{
+    tsr_adapter_spec spec = plain();
+    tsr_adapter_set set;
+    const char *names[] = {"q_proj", name};
+    spec.target = (tsr_adapter_match){names, 2, NULL};
+    assert_int_equal(tsr_adapter_set_make(&set, &spec, model_modules, model_module_count), TSR_OK);
+    assert_int_equal(set.count, 3 + 1);
+    assert_int_equal(set.adapter[3].table, table);
+    assert_int_equal(model_modules[set.adapter[3].module].in_features, in);
+    assert_int_equal(model_modules[set.adapter[3].module].out_features, out);
+    tsr_adapter_set_free(&set);
+    spec.dora = true;
+    assert_int_equal(tsr_adapter_set_make(&set, &spec, model_modules, model_module_count),
+                     TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), name));
+    assert_non_null(strstr(tsr_last_error(), "use_dora"));
+}
+
 #define REGEX(expression) ((tsr_adapter_match){.regex = expression})
 #define LIST(...)         ((tsr_adapter_match)NAMES(__VA_ARGS__))
 
@@ -438,8 +458,8 @@ static void test_modules_of_a_model(void **state)
     leave(LIST("q_proj", "model"), "model");
     leave(LIST("q_proj", "norm"), "model.norm");
     leave(LIST("q_proj", "rotary_emb"), "model.rotary_emb");
-    leave(LIST("q_proj", "embed_tokens"), "model.embed_tokens");
-    leave(LIST("q_proj", "lm_head"), "lm_head");
+    take_table("embed_tokens", TSR_TABLE_EMBEDDING, 100, 32);
+    take_table("lm_head", TSR_TABLE_HEAD, 32, 100);
     tsr_layout_modules_free(all, model_module_count);
     config.head_norms = TSR_HEAD_NORMS_EACH;
     assert_int_equal(tsr_layout_modules(&all, &model_module_count, &config), TSR_OK);

@@ -197,7 +197,7 @@ static const wrong table[] = {
     {"chat_template_date: 1970-01-01", NULL, {"from 1971 on"}},
     {"dataset_format: csv", NULL, {"found 'csv'", "alpaca", "prompt_completion"}},
     {"train_on_eot: both", NULL, {"train_on_eot: found 'both'", "turn, all, last, none"}},
-    {"roles_to_train: {a: b}", NULL, {"roles_to_train: found a map", "a list of words"}},
+    {"roles_to_train: {a: b}", NULL, {"roles_to_train: found a map", "a list of names"}},
     {"response_template: ''", NULL, {"response_template", "not empty"}},
     {"response_template: '###'\nassistant_only_loss: true",
      NULL,
