@@ -237,6 +237,10 @@ static tsr_status read_ids(int64_t **out, uint64_t *count, const json_t *list, c
             return tsr_fail(TSR_EDATA,
                             "%s: key 'trainable_token_indices' holds %s, expected tokens", place,
                             tsr_json_show(found, id));
+        for (uint64_t j = 0; j < *count; j++)
+            if ((*out)[j] == json_integer_value(id))
+                return tsr_fail(TSR_EDATA, "%s: key 'trainable_token_indices' holds %s twice",
+                                place, tsr_json_show(found, id));
         (*out)[(*count)++] = json_integer_value(id);
     }
     return TSR_OK;
