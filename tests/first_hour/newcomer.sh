@@ -98,7 +98,7 @@ first_mistakes() {
     train="build/tessera train"
     step 64 "build/tessera" "a command is missing" "train job.yaml"
     step 64 "$train" "job.yaml is missing"
-    step 64 "build/tessera job.yaml" "build/tessera train job.yaml"
+    step 64 "build/tessera job.yaml" "tessera train job.yaml"
     step 64 "build/tessera trian job.yaml" "did you mean 'train'"
     step 64 "$train chats.parquet" "rows" "dataset: chats.parquet"
     step 78 "$train jobs.yaml" "did you mean job.yaml\?"
