@@ -248,6 +248,12 @@ typedef struct {
     const tsr_model_loader *loader;
 } beginning;
 
+/* What init_adapter has of a module; NULL: nothing, or there is none. */
+static const tsr_peft_module *stored_of(const beginning *begin, const char *path)
+{
+    return begin->init ? tsr_peft_module_find(begin->init, path) : NULL;
+}
+
 /* Elements [from, from + count), as files have them, of a fresh A or B. */
 static void draw(float *out, const beginning *begin, const tsr_layout_linear *linear, bool is_b,
                  uint64_t r, uint64_t from, uint64_t count)
@@ -272,184 +278,205 @@ static void draw(float *out, const beginning *begin, const tsr_layout_linear *li
     }
 }
 
+/* This rank's part of a trainable segment: elements [from, from + count) as files have them, for `read`, which is zero at
+ * first; and, with what pads them, the values as they are kept, which `read` is where files have the same columns. */
+typedef struct {
+    const tsr_layout_segment *segment;
+    uint64_t first, end; /* in memory */
+    uint64_t from, count;
+    float *read, *values;
+} owned_part;
+
+static void free_part(owned_part *part)
+{
+    if (part->read != part->values)
+        free(part->read);
+    free(part->values);
+}
+
+static tsr_status open_part(owned_part *out, const tsr_layout_segment *s,
+                            const tsr_model_loader *loader)
+{
+    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
+    owned_part part = {.segment = s};
+    tsr_plain_range(&part.first, &part.end, s, rank, ranks);
+    part.end += part.first;
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, part.first, part.end);) {
+        part.from = part.count ? part.from : run.stored;
+        part.count += run.count;
+    }
+    part.values = calloc(tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64 + 1, sizeof(float));
+    part.read =
+        s->columns == s->stored_columns ? part.values : calloc(part.count + 1, sizeof(float));
+    if (!part.values || !part.read) {
+        free_part(&part);
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", s->name);
+    }
+    *out = part;
+    return TSR_OK;
+}
+
+/* Hands it over, unless filling it failed. */
+static tsr_status close_part(owned_part *part, tsr_status status, const tsr_model_loader *loader,
+                             int unit, int segment)
+{
+    tsr_stored_run run = {0};
+    while (part->read != part->values &&
+           tsr_stored_next(&run, part->segment, part->first, part->end))
+        memcpy(part->values + (run.memory - part->first), part->read + (run.stored - part->from),
+               run.count * sizeof *part->read);
+    if (status == TSR_OK)
+        status = loader->trainable(loader->user, unit, segment, part->values);
+    free_part(part);
+    return status;
+}
+
 /* The owned elements of one trainable tensor: stored ones, or fresh A and B; m is left 0. */
 static tsr_status load_tensor(const beginning *begin, int unit, int linear, int segment,
                               const tsr_tensor *stored)
 {
-    const tsr_model_loader *loader = begin->loader;
     const tsr_layout_unit *parts = &begin->layout->unit[unit];
     const tsr_layout_linear *l = &parts->linear[linear];
-    const tsr_layout_segment *s = &parts->trainable[segment];
-    uint64_t first, count;
-    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
-    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
-    uint64_t from = 0, number = 0;
-    tsr_plain_range(&first, &count, s, rank, ranks);
-    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);) {
-        from = number ? from : run.stored;
-        number += run.count;
-    }
-    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
-    TSR_AUTO_FREE float *read = calloc(number + 1, sizeof *read);
-    if (!values || !read)
-        return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
+    float *factors = begin->loader->factors;
+    tsr_status status = TSR_OK;
+    owned_part part;
+    TSR_TRY(open_part(&part, &parts->trainable[segment], begin->loader));
     if (stored) {
-        TSR_TRY(tsr_safetensors_read_f32(read, stored, from, number));
-    } else if (segment != l->m && loader->factors) {
-        tsr_factors f = tsr_factors_at(loader->factors, begin->layout, unit, linear);
-        memcpy(read, (segment == l->a ? f.a : f.b) + from, number * sizeof *read);
+        status = tsr_safetensors_read_f32(part.read, stored, part.from, part.count);
+    } else if (segment != l->m && factors) {
+        tsr_factors f = tsr_factors_at(factors, begin->layout, unit, linear);
+        memcpy(part.read, (segment == l->a ? f.a : f.b) + part.from,
+               part.count * sizeof *part.read);
     } else if (segment != l->m) {
-        draw(read, begin, l, segment == l->b, tsr_factors_rank(parts, linear), from, number);
+        draw(part.read, begin, l, segment == l->b, tsr_factors_rank(parts, linear), part.from,
+             part.count);
     }
-    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);)
-        memcpy(values + run.memory - first, read + run.stored - from, run.count * sizeof *read);
-    return loader->trainable(loader->user, unit, segment, values);
+    return close_part(&part, status, begin->loader, unit, segment);
 }
 
-/* The owned elements of a chunk of a table that is trained whole: as init has it, else the checkpoint. */
-static tsr_status load_chunk(const tsr_layout_unit *unit, int index, const tsr_peft *init,
-                             const tsr_model_loader *loader)
+/* A chunk of a table that is trained whole: as init has it, else the checkpoint. */
+static tsr_status load_chunk(const beginning *begin, int unit)
 {
-    const tsr_layout_segment *s = &unit->trainable[0];
-    const tsr_peft_module *stored = init ? tsr_peft_module_find(init, s->module) : NULL;
-    uint64_t first, count;
-    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
-    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
-    tsr_plain_range(&first, &count, s, rank, ranks);
-    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
-    if (!values)
-        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", s->name);
-    TSR_TRY(tsr_safetensors_read_f32(values, stored ? stored->whole : s->source,
-                                     s->first_element + first, count));
-    return loader->trainable(loader->user, index, 0, values);
+    const tsr_layout_segment *s = &begin->layout->unit[unit].trainable[0];
+    const tsr_peft_module *stored = stored_of(begin, s->module);
+    owned_part part;
+    TSR_TRY(open_part(&part, s, begin->loader));
+    tsr_status status = tsr_safetensors_read_f32(part.read, stored ? stored->whole : s->source,
+                                                 s->first_element + part.from, part.count);
+    return close_part(&part, status, begin->loader, unit, 0);
 }
 
-/* The owned elements of rows of a table: as init has them, else the checkpoint. */
-static tsr_status load_rows(const tsr_layout_unit *unit, int index, const tsr_layout_rows *rows,
-                            const tsr_peft *init, const tsr_model_loader *loader)
+/* Rows of a table: as init has them, else the checkpoint. */
+static tsr_status fill_rows(const owned_part *part, const tsr_layout_rows *rows,
+                            const tsr_tensor *stored)
 {
-    const tsr_layout_segment *s = &unit->trainable[rows->segment];
-    const tsr_peft_module *stored = init ? tsr_peft_module_find(init, s->module) : NULL;
-    uint64_t first, count, d = s->stored_columns;
-    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
-    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
-    tsr_plain_range(&first, &count, s, rank, ranks);
-    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
-    if (!values)
-        return tsr_fail(TSR_ENOMEM, "out of memory while loading rows of %s", s->name);
-    for (uint64_t at = first, some; at < first + count; at += some) {
-        uint64_t row = at / d, column = at % d, left = first + count - at;
+    uint64_t d = part->segment->stored_columns, end = part->from + part->count;
+    for (uint64_t at = part->from, some; at < end; at += some) {
+        uint64_t row = at / d, column = at % d;
         uint64_t from = stored ? at : (uint64_t)rows->id[row] * d + column;
-        some = d - column < left ? d - column : left;
-        TSR_TRY(tsr_safetensors_read_f32(values + (at - first), stored ? stored->rows : s->source,
-                                         from, some));
+        some = d - column < end - at ? d - column : end - at;
+        TSR_TRY(tsr_safetensors_read_f32(part->read + (at - part->from),
+                                         stored ? stored : part->segment->source, from, some));
     }
-    return loader->trainable(loader->user, index, rows->segment, values);
+    return TSR_OK;
+}
+
+static tsr_status load_rows(const beginning *begin, int unit, const tsr_layout_rows *rows)
+{
+    const tsr_layout_segment *s = &begin->layout->unit[unit].trainable[rows->segment];
+    const tsr_peft_module *stored = stored_of(begin, s->module);
+    owned_part part;
+    TSR_TRY(open_part(&part, s, begin->loader));
+    tsr_status status = fill_rows(&part, rows, stored ? stored->rows : NULL);
+    return close_part(&part, status, begin->loader, unit, rows->segment);
 }
 
 /* A or B of the embedding's LoRA: as init has it, else A = 0 and B normal, as PEFT draws them. */
-static tsr_status load_embedding_part(const tsr_layout *layout, int unit, int segment,
-                                      const tsr_tensor *stored, uint64_t seed,
-                                      const tsr_model_loader *loader)
+static tsr_status load_embedding_part(const beginning *begin, int unit, int segment,
+                                      const tsr_tensor *stored)
 {
-    const tsr_layout_segment *s = &layout->unit[unit].trainable[segment];
-    uint64_t first, count, key = layout->embedding_lora.key;
-    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
-    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
-    bool drawn = segment == layout->embedding_lora.b || loader->start == TSR_START_RANDOM;
-    tsr_plain_range(&first, &count, s, rank, ranks);
-    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
-    if (!values)
-        return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
-    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);) {
-        float *out = values + run.memory - first;
-        if (stored)
-            TSR_TRY(tsr_safetensors_read_f32(out, stored, run.stored, run.count));
-        else if (drawn)
-            tsr_adapter_init_normal(out, run.stored, run.count, 1, seed,
-                                    key + (uint64_t)(segment == layout->embedding_lora.b));
-    }
-    return loader->trainable(loader->user, unit, segment, values);
+    const tsr_layout_table_lora *lora = &begin->layout->embedding_lora;
+    bool is_b = segment == lora->b, drawn = is_b || begin->loader->start == TSR_START_RANDOM;
+    tsr_status status = TSR_OK;
+    owned_part part;
+    TSR_TRY(open_part(&part, &begin->layout->unit[unit].trainable[segment], begin->loader));
+    if (stored)
+        status = tsr_safetensors_read_f32(part.read, stored, part.from, part.count);
+    else if (drawn)
+        tsr_adapter_init_normal(part.read, part.from, part.count, 1, begin->seed, lora->key + is_b);
+    return close_part(&part, status, begin->loader, unit, segment);
 }
 
-static tsr_status load_embedding_lora(const tsr_layout *layout, int unit, const tsr_peft *init,
-                                      uint64_t seed, const tsr_model_loader *loader)
+static tsr_status load_embedding_lora(const beginning *begin, int unit)
 {
-    const tsr_layout_table_lora *lora = &layout->embedding_lora;
-    const tsr_peft_module *stored =
-        init ? tsr_peft_module_find(init, layout->embedding_path) : NULL;
-    TSR_TRY(load_embedding_part(layout, unit, lora->a, stored ? stored->a : NULL, seed, loader));
-    return load_embedding_part(layout, unit, lora->b, stored ? stored->b : NULL, seed, loader);
+    const tsr_layout_table_lora *lora = &begin->layout->embedding_lora;
+    const tsr_peft_module *stored = stored_of(begin, begin->layout->embedding_path);
+    TSR_TRY(load_embedding_part(begin, unit, lora->a, stored ? stored->a : NULL));
+    return load_embedding_part(begin, unit, lora->b, stored ? stored->b : NULL);
 }
 
-/* A, of the first chunk, or a chunk's rows of B: as init has them, else as a linear's begin. */
-static tsr_status load_head_part(const tsr_layout *layout, int unit, int segment,
-                                 const tsr_tensor *stored, uint64_t seed,
-                                 const tsr_model_loader *loader)
+/* A, of the first chunk, or a chunk's rows of B: as init has them, else as those of a linear begin. */
+static tsr_status load_head_part(const beginning *begin, int unit, int segment,
+                                 const tsr_tensor *stored)
 {
-    const tsr_layout_unit *parts = &layout->unit[unit];
+    const tsr_layout_unit *parts = &begin->layout->unit[unit];
     const tsr_layout_segment *s = &parts->trainable[segment];
+    const tsr_layout_linear as_linear = {.in = begin->layout->config.hidden_size,
+                                         .module_key = begin->layout->head_lora.key};
     bool is_b = segment == parts->trainable_count - 1;
-    uint64_t first, count, d = layout->config.hidden_size, key = layout->head_lora.key;
     uint64_t r = is_b ? s->stored_columns : s->stored_rows,
              before = is_b ? parts->first_row * r : 0;
-    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
-    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
-    tsr_plain_range(&first, &count, s, rank, ranks);
-    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
-    if (!values)
-        return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
-    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);) {
-        float *out = values + run.memory - first;
-        uint64_t from = before + run.stored;
-        if (stored)
-            TSR_TRY(tsr_safetensors_read_f32(out, stored, from, run.count));
-        else if (is_b && loader->start == TSR_START_RANDOM)
-            tsr_adapter_init_b(out, from, run.count, r, seed, key);
-        else if (!is_b && loader->start == TSR_START_NORMAL)
-            tsr_adapter_init_normal(out, from, run.count, 1 / (double)r, seed, key);
-        else if (!is_b)
-            tsr_adapter_init_a(out, from, run.count, d, seed, key);
-    }
-    return loader->trainable(loader->user, unit, segment, values);
+    tsr_status status = TSR_OK;
+    owned_part part;
+    TSR_TRY(open_part(&part, s, begin->loader));
+    if (stored)
+        status = tsr_safetensors_read_f32(part.read, stored, before + part.from, part.count);
+    else
+        draw(part.read, begin, &as_linear, is_b, r, before + part.from, part.count);
+    return close_part(&part, status, begin->loader, unit, segment);
 }
 
-static tsr_status load_head_lora(const tsr_layout *layout, int unit, const tsr_peft *init,
-                                 uint64_t seed, const tsr_model_loader *loader)
+static tsr_status load_head_lora(const beginning *begin, int unit)
 {
-    const tsr_layout_unit *parts = &layout->unit[unit];
-    const tsr_peft_module *stored = init ? tsr_peft_module_find(init, "lm_head") : NULL;
+    const tsr_layout_unit *parts = &begin->layout->unit[unit];
+    const tsr_peft_module *stored = stored_of(begin, "lm_head");
     for (int i = 0; i < parts->trainable_count; i++) {
         bool is_b = i == parts->trainable_count - 1;
-        const tsr_tensor *tensor = stored ? is_b ? stored->b : stored->a : NULL;
-        TSR_TRY(load_head_part(layout, unit, i, tensor, seed, loader));
+        TSR_TRY(load_head_part(begin, unit, i, !stored ? NULL : is_b ? stored->b : stored->a));
     }
     return TSR_OK;
+}
+
+/* What is trained of the head's chunks or the embedding's. */
+static tsr_status load_table(const beginning *begin, int unit)
+{
+    const tsr_layout *layout = begin->layout;
+    bool embedding = unit >= tsr_layout_head_end(layout);
+    if (!layout->unit[unit].trainable_count)
+        return TSR_OK;
+    if (!embedding && layout->head_lora.r)
+        return load_head_lora(begin, unit);
+    if (!embedding || layout->embedding_whole)
+        return load_chunk(begin, unit);
+    if (layout->embedding_rows.count)
+        TSR_TRY(load_rows(begin, unit, &layout->embedding_rows));
+    if (layout->head_rows.count && !layout->rows_tied)
+        TSR_TRY(load_rows(begin, unit, &layout->head_rows));
+    return layout->embedding_lora.r ? load_embedding_lora(begin, unit) : TSR_OK;
 }
 
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,
                                     uint64_t seed, const tsr_model_loader *loader)
 {
     const tsr_layout_unit *parts = &layout->unit[unit];
-    bool embedding = unit >= tsr_layout_head_end(layout);
-    if (embedding && layout->embedding_rows.count)
-        TSR_TRY(load_rows(parts, unit, &layout->embedding_rows, init, loader));
-    if (embedding && layout->head_rows.count && !layout->rows_tied)
-        TSR_TRY(load_rows(parts, unit, &layout->head_rows, init, loader));
-    if (embedding && layout->embedding_lora.r)
-        TSR_TRY(load_embedding_lora(layout, unit, init, seed, loader));
-    if (unit >= layout->layer_count && !embedding && layout->head_lora.r)
-        return load_head_lora(layout, unit, init, seed, loader);
-    if (!parts->block && parts->trainable_count && !(embedding && !layout->embedding_whole))
-        return load_chunk(parts, unit, init, loader);
     const beginning begin = {layout, init, seed, loader};
+    if (!parts->block)
+        return load_table(&begin, unit);
     for (int i = 0; i < tsr_layout_linears(parts); i++) {
         const tsr_layout_linear *l = &parts->linear[i];
-        const tsr_peft_module *stored = NULL;
+        const tsr_peft_module *stored = stored_of(&begin, l->path);
         if (!l->r)
             continue;
-        if (init)
-            stored = tsr_peft_module_find(init, l->path);
         TSR_TRY(load_tensor(&begin, unit, i, l->a, stored ? stored->a : NULL));
         TSR_TRY(load_tensor(&begin, unit, i, l->b, stored ? stored->b : NULL));
         if (l->dora)
