@@ -245,6 +245,9 @@ static tsr_status list_candidates(tsr_text *out, const selection *s)
     TSR_TRY(linear_names(&names, &count, s));
     for (uint64_t i = 0; i < count; i++)
         tsr_text_printf(out, "%s%s", i ? ", " : "", names[i]);
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (s->module[i].table)
+            tsr_text_printf(out, ", %s", last_part(s->module[i].path));
     free(names);
     return TSR_OK;
 }
