@@ -208,6 +208,8 @@ static tsr_status load_plain(tsr_load_job *job, const tsr_layout_segment *segmen
     const tsr_layout_unit *unit = &tsr_model_layout(job->model)->unit[job->unit];
     tsr_load_residual residual = {0};
     tsr_status status = TSR_OK;
+    if (segment->of_stack && unit->stack[segment->stack_index].plain == index)
+        return tsr_load_plain_stack(job, segment, index);
     if (segment->linear >= 0 && unit->linear[segment->linear].plain == index)
         status = tsr_load_residual_open(&residual, job, segment->linear);
     if (status == TSR_OK)
@@ -229,6 +231,10 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_m
         if (parts->linear[i].quantized && /* else it is a plain segment */
             parts->frozen[parts->linear[i].codes].unit == parts->first_unit + part)
             TSR_TRY(tsr_load_nf4(&job, i));
+    for (int i = 0; i < tsr_layout_stacks(parts); i++)
+        if (parts->stack[i].quantized &&
+            parts->frozen[parts->stack[i].codes].unit == parts->first_unit + part)
+            TSR_TRY(tsr_load_stack(&job, i));
     tsr_status status = TSR_OK;
     for (int i = 0; i < parts->frozen_count && status == TSR_OK; i++)
         if (parts->frozen[i].kind == TSR_SEGMENT_PLAIN &&
@@ -306,8 +312,8 @@ static tsr_status open_part(owned_part *out, const tsr_layout_segment *s,
         part.count += run.count;
     }
     part.values = calloc(tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64 + 1, sizeof(float));
-    part.read =
-        s->columns == s->stored_columns ? part.values : calloc(part.count + 1, sizeof(float));
+    bool same = s->columns == s->stored_columns && !s->stack;
+    part.read = same ? part.values : calloc(part.count + 1, sizeof(float));
     if (!part.values || !part.read) {
         free_part(&part);
         return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", s->name);
