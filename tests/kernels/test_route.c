@@ -1,173 +1,13 @@
 /*
- * test_route.c: the router against its formulas in fp64, written here a second time; its gradient
- * against finite differences; and what it counts.
+ * test_route.c: the router against its formulas in fp64: what is chosen, of equals and of what is no
+ * number too; weights; and what is counted.
  */
-#include "kernels/route.h"
+#include "route_case.h"
 
-#include "kernels/kernel_test.h"
+#include "base/status.h"
 
 #define LOGIT_TOLERANCE 2e-6 /* of the largest: fp32 sums in 16 lanes */
-#define P_TOLERANCE     1e-6
-#define GRADIENT_FP32   5e-6
-#define GRADIENT_FINITE 1e-7 /* of the formula, by differences in fp64 */
-#define PROB_TOLERANCE  1e-6
-#define UNIT            (1.0 / (double)(1ll << TSR_ROUTE_PROB_SHIFT))
-
-typedef struct {
-    const char *name;
-    int64_t tokens, h;
-    tsr_routing how; /* its pointers are filled in where `corrected` and `expert_scaled` say so */
-    bool corrected, expert_scaled, bias, bf16;
-} route_case;
-
-/* clang-format off */
-static const route_case cases[] = {
-    {"qwen3_moe", 37, 48, {.experts = 16, .k = 4, .scoring = TSR_ROUTE_SOFTMAX}, .bf16 = true},
-    {"mixtral", 20, 33, {.experts = 8, .k = 2, .scoring = TSR_ROUTE_SOFTMAX, .normalise = true}},
-    {"gpt_oss", 33, 64, {.experts = 32, .k = 4, .scoring = TSR_ROUTE_CHOSEN}, .bias = true, .bf16 = true},
-    {"deepseek_v3", 50, 100, {.experts = 32, .k = 4, .scoring = TSR_ROUTE_SIGMOID, .normalise = true, .scale = 2.5f,
-                              .n_group = 8, .topk_group = 3}, .corrected = true},
-    {"glm4_moe", 17, 40, {.experts = 12, .k = 3, .scoring = TSR_ROUTE_SIGMOID, .n_group = 1, .topk_group = 1}, .corrected = true},
-    {"gemma4", 16, 70, {.experts = 24, .k = 8, .scoring = TSR_ROUTE_SOFTMAX, .normalise = true}, .expert_scaled = true},
-    {"softmax, corrected", 31, 24, {.experts = 16, .k = 3, .scoring = TSR_ROUTE_SOFTMAX, .n_group = 4, .topk_group = 2},
-     .corrected = true, .expert_scaled = true},
-    {"sigmoid alone", 9, 16, {.experts = 5, .k = 2, .scoring = TSR_ROUTE_SIGMOID, .scale = 0.5f}, .bias = true},
-    {"one token", 1, 7, {.experts = 128, .k = 8, .scoring = TSR_ROUTE_CHOSEN}},
-    {"no token", 0, 7, {.experts = 4, .k = 2, .scoring = TSR_ROUTE_CHOSEN}},
-    {"all experts", 11, 20, {.experts = 6, .k = 6, .scoring = TSR_ROUTE_SOFTMAX}},
-    {"one expert", 5, 20, {.experts = 1, .k = 1, .scoring = TSR_ROUTE_SOFTMAX}},
-    {"many experts", 18, 30, {.experts = 1024, .k = 32, .scoring = TSR_ROUTE_SOFTMAX}},
-};
-/* clang-format on */
-#define CASES (sizeof cases / sizeof *cases)
-
-typedef struct {
-    route_case c;
-    tsr_route_args args;
-    float *x, *weight, *bias, *correction, *expert_scale;
-    uint16_t *weight16, *bias16;
-} route_data;
-
-static route_data new_case(const route_case *c, uint64_t seed)
-{
-    int64_t experts = c->how.experts;
-    route_data d = {.c = *c};
-    d.x = new_random(c->tokens * c->h, seed, 1);
-    d.weight = new_random(experts * c->h, seed + 1, 4 / sqrtf((float)c->h));
-    d.bias = new_random(experts, seed + 2, 1);
-    d.correction = new_random(experts, seed + 3, 0.4f);
-    d.expert_scale = new_gain(experts, seed + 4);
-    d.weight16 = c->bf16 ? new_bf16(d.weight, experts * c->h) : NULL;
-    d.bias16 = c->bf16 ? new_bf16(d.bias, experts) : NULL;
-    d.args = (tsr_route_args){.x = d.x,
-                              .how = c->how,
-                              .logits = new_floats(c->tokens * experts),
-                              .p = new_floats(c->tokens * c->how.k),
-                              .id = (int32_t *)new_floats(c->tokens * c->how.k),
-                              .tokens = c->tokens,
-                              .h = c->h};
-    d.args.weight = c->bf16 ? (tsr_frozen){d.weight16, TSR_BF16} : (tsr_frozen){d.weight, TSR_F32};
-    if (c->bias)
-        d.args.bias = c->bf16 ? (tsr_frozen){d.bias16, TSR_BF16} : (tsr_frozen){d.bias, TSR_F32};
-    if (c->corrected)
-        d.args.how.correction = d.correction;
-    if (c->expert_scaled)
-        d.args.how.expert_scale = (tsr_frozen){d.expert_scale, TSR_F32};
-    return d;
-}
-
-static void free_case(route_data *d)
-{
-    free(d->x), free(d->weight), free(d->bias), free(d->correction), free(d->expert_scale);
-    free(d->weight16), free(d->bias16);
-    free(d->args.logits), free(d->args.p), free(d->args.id);
-}
-
-/* ---- the formulas, in fp64 ---- */
-
-static void softmax(double *out, const double *s, int64_t count)
-{
-    double total = 0, most = s[0];
-    for (int64_t e = 0; e < count; e++)
-        most = fmax(most, s[e]);
-    for (int64_t e = 0; e < count; e++)
-        total += exp(s[e] - most);
-    for (int64_t e = 0; e < count; e++)
-        out[e] = exp(s[e] - most) / total;
-}
-
-/* What experts are chosen by, and the weights' score, of all E. */
-static void scores(double *a, double *c, const tsr_routing *how, const double *s)
-{
-    for (int64_t e = 0; e < how->experts; e++)
-        a[e] = how->scoring == TSR_ROUTE_SIGMOID ? 1 / (1 + exp(-s[e])) : s[e];
-    if (how->scoring == TSR_ROUTE_SOFTMAX)
-        softmax(a, s, how->experts);
-    for (int64_t e = 0; e < how->experts; e++)
-        c[e] = a[e] + (how->correction ? (double)how->correction[e] : 0);
-}
-
-static int64_t largest(const double *c, const bool *out, int64_t count)
-{
-    int64_t best = -1;
-    for (int64_t e = 0; e < count; e++)
-        if (!out[e] && (best < 0 || c[e] > c[best]))
-            best = e;
-    return best;
-}
-
-static void choose(int32_t *id, const tsr_routing *how, const double *s)
-{
-    double a[1024], c[1024], group[1024];
-    bool out[1024] = {0}, taken[1024] = {0};
-    scores(a, c, how, s);
-    int64_t groups = how->n_group > 1 ? how->n_group : 1, width = how->experts / groups;
-    for (int64_t g = 0; g < groups && groups > 1; g++) {
-        int64_t first = largest(c + g * width, out + g * width, width);
-        out[g * width + first] = true;
-        int64_t second = largest(c + g * width, out + g * width, width);
-        group[g] = c[g * width + first] + c[g * width + second];
-    }
-    for (int64_t g = 0; g < how->topk_group && groups > 1; g++)
-        taken[largest(group, taken, groups)] = true;
-    for (int64_t e = 0; e < how->experts; e++)
-        out[e] = groups > 1 && !taken[e / width];
-    for (int64_t j = 0; j < how->k; j++) {
-        id[j] = (int32_t)largest(c, out, how->experts);
-        out[id[j]] = true;
-    }
-}
-
-static void weights(double *p, const tsr_routing *how, const double *s, const int32_t *id)
-{
-    double a[1024], c[1024], chosen[32] = {0}, total = 0;
-    scores(a, c, how, s);
-    for (int64_t j = 0; j < how->k; j++) {
-        p[j] = a[id[j]];
-        chosen[j] = s[id[j]];
-        total += p[j];
-    }
-    if (how->scoring == TSR_ROUTE_CHOSEN)
-        softmax(p, chosen, how->k);
-    for (int64_t j = 0; j < how->k; j++) {
-        if (how->normalise && how->scoring != TSR_ROUTE_CHOSEN)
-            p[j] /= total + (how->scoring == TSR_ROUTE_SIGMOID ? 1e-20 : 0);
-        p[j] *= how->scale != 0 ? (double)how->scale : 1;
-        if (how->expert_scale.data)
-            p[j] *= (double)((const float *)how->expert_scale.data)[id[j]];
-    }
-}
-
-static void logits_of(double *s, const route_data *d, const double *x)
-{
-    for (int64_t e = 0; e < d->c.how.experts; e++) {
-        s[e] = d->c.bias ? (double)d->bias[e] : 0;
-        for (int64_t i = 0; i < d->c.h; i++)
-            s[e] += x[i] * (double)d->weight[e * d->c.h + i];
-    }
-}
-
-/* ---- the forward ---- */
+#define P_TOLERANCE     4e-6 /* a few times that of the logits, which e is raised to */
 
 static tsr_status run_route(void *context, tsr_pool *pool)
 {
@@ -178,38 +18,297 @@ static void expect_route(route_data *d)
 {
     int64_t experts = d->c.how.experts, k = d->c.how.k, tokens = d->c.tokens;
     double *x = new_doubles(d->x, tokens * d->c.h), *s = new_doubles(NULL, tokens * experts);
-    double *p = new_doubles(NULL, tokens * k),
-           *rounded = new_doubles(d->args.logits, tokens * experts);
+    double *rounded = new_doubles(d->args.logits, tokens * experts);
+    double *p = new_doubles(NULL, tokens * k);
     for (int64_t t = 0; t < tokens; t++) {
-        int32_t id[32];
-        logits_of(s + t * experts, d, x + t * d->c.h);
-        choose(id, &d->args.how, rounded + t * experts);
+        int32_t id[TSR_ROUTE_MOST_CHOSEN];
+        route_logits(s + t * experts, d, x + t * d->c.h);
+        route_choose(id, &d->args.how, rounded + t * experts);
         assert_memory_equal(id, d->args.id + t * k, (size_t)k * sizeof(int32_t));
-        weights(p + t * k, &d->args.how, s + t * experts, id);
+        route_weights(p + t * k, &d->args.how, s + t * experts, id);
     }
     expect_close("logits", d->args.logits, s, tokens * experts, LOGIT_TOLERANCE);
-    expect_close("p", d->args.p, p, tokens * k, P_TOLERANCE * 4);
+    expect_close("p", d->args.p, p, tokens * k, P_TOLERANCE);
     free(x), free(s), free(p), free(rounded);
 }
 
 static void route_is_its_formula(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < CASES; i++) {
-        route_data d = new_case(&cases[i], 10 * i);
-        print_message("%s\n", cases[i].name);
+    for (size_t i = 0; i < ROUTE_CASES; i++) {
+        route_data d = new_route(&route_cases[i], 10 * i);
         run_on_pools(run_route, &d.args, d.args.logits, d.c.tokens * d.c.how.experts);
         run_on_pools(run_route, &d.args, d.args.p, d.c.tokens * d.c.how.k);
         run_on_pools(run_route, &d.args, (float *)d.args.id, d.c.tokens * d.c.how.k);
         expect_route(&d);
-        free_case(&d);
+        free_route(&d);
     }
+}
+
+static void a_token_alone_has_the_same_bits(void **state)
+{
+    (void)state;
+    route_data d = new_route(&route_cases[0], 5);
+    RUN_OK(tsr_route_ref(&d.args, test_pool(1)));
+    float logits[16], p[4];
+    int32_t id[4];
+    for (int64_t t = 0; t < d.c.tokens; t++) {
+        tsr_route_args one = d.args;
+        one.x = d.x + t * d.c.h, one.logits = logits, one.p = p, one.id = id, one.tokens = 1;
+        RUN_OK(tsr_route_ref(&one, test_pool(0)));
+        assert_memory_equal(logits, d.args.logits + t * 16, sizeof logits);
+        assert_memory_equal(p, d.args.p + t * 4, sizeof p);
+        assert_memory_equal(id, d.args.id + t * 4, sizeof id);
+    }
+    free_route(&d);
+}
+
+/* A router whose logits are given: h is 1, x is 1. */
+static void route_given(int32_t *id, float *p, const tsr_routing *how, const float *logits)
+{
+    float one = 1, s[TSR_ROUTE_MOST_EXPERTS];
+    tsr_route_args args = {.x = &one,
+                           .weight = {logits, TSR_F32},
+                           .how = *how,
+                           .logits = s,
+                           .p = p,
+                           .id = id,
+                           .tokens = 1,
+                           .h = 1};
+    RUN_OK(tsr_route_ref(&args, test_pool(0)));
+}
+
+static void expect_ids(const tsr_routing *how, const float *logits, const int32_t *want)
+{
+    int32_t id[TSR_ROUTE_MOST_CHOSEN];
+    float p[TSR_ROUTE_MOST_CHOSEN];
+    route_given(id, p, how, logits);
+    for (int64_t j = 0; j < how->k; j++)
+        if (id[j] != want[j])
+            fail_msg("id[%lld] is %d, not %d", (long long)j, id[j], want[j]);
+}
+
+static void equals_go_to_the_lower_index(void **state)
+{
+    (void)state;
+    const float equal[8] = {0}, some[8] = {1, 2, 2, -1, 2, 1, 2, 0};
+    const float zeros[8] = {-1, -0.0f, 0.0f, -0.0f, -1, -2, -3, -4};
+    for (int scoring = TSR_ROUTE_SOFTMAX; scoring <= TSR_ROUTE_SIGMOID; scoring++) {
+        tsr_routing how = {.experts = 8, .k = 5, .scoring = (tsr_route_scoring)scoring};
+        expect_ids(&how, equal, (const int32_t[]){0, 1, 2, 3, 4});
+        expect_ids(&how, some, (const int32_t[]){1, 2, 4, 6, 0});
+        expect_ids(&how, zeros, (const int32_t[]){1, 2, 3, 0, 4});
+    }
+    tsr_routing groups = {
+        .experts = 8, .k = 3, .scoring = TSR_ROUTE_SIGMOID, .n_group = 4, .topk_group = 2};
+    expect_ids(&groups, equal, (const int32_t[]){0, 1, 2});
+    /* Groups by the sum of two: {2, 2} before {3, -9}, which has the largest alone. */
+    const float sums[8] = {3, -9, 0, 0, 2, 2, 1, 1};
+    expect_ids(&groups, sums, (const int32_t[]){4, 5, 6});
+}
+
+/* The choice is by score plus correction, p is without; experts outside of the groups are out even where
+ * all that is left is below zero. */
+static void a_correction_is_of_the_choice_alone(void **state)
+{
+    (void)state;
+    const float logits[4] = {1, 2, 3, 4}, correction[4] = {9, 0, 0, -9};
+    tsr_routing how = {
+        .experts = 4, .k = 2, .scoring = TSR_ROUTE_SIGMOID, .correction = correction};
+    int32_t id[2];
+    float p[2];
+    route_given(id, p, &how, logits);
+    assert_int_equal(id[0], 0);
+    assert_int_equal(id[1], 2);
+    assert_true(fabs((double)p[0] - 1 / (1 + exp(-1))) < 1e-6);
+    const float below[4] = {-5, -6, -9, -9};
+    how.correction = below, how.n_group = 2, how.topk_group = 1;
+    expect_ids(&how, logits, (const int32_t[]){0, 1});
+    how.scoring = TSR_ROUTE_CHOSEN, how.n_group = 0, how.correction = correction;
+    expect_ids(&how, logits, (const int32_t[]){0, 2});
+}
+
+static void what_is_no_number_is_chosen_once(void **state)
+{
+    (void)state;
+    const float logits[6] = {1, NAN, -INFINITY, NAN, INFINITY, 2};
+    tsr_routing how = {.experts = 6, .k = 6, .scoring = TSR_ROUTE_CHOSEN};
+    expect_ids(&how, logits, (const int32_t[]){1, 3, 4, 5, 0, 2});
+    how.scoring = TSR_ROUTE_SIGMOID, how.k = 4, how.n_group = 3, how.topk_group = 2;
+    expect_ids(&how, logits, (const int32_t[]){1, 3, 0, 2});
+}
+
+static void large_logits_have_weights(void **state)
+{
+    (void)state;
+    const float logits[4] = {-1e4f, 1e4f, 9999, -3e4f};
+    for (int normalise = 0; normalise < 2; normalise++)
+        for (int scoring = TSR_ROUTE_SOFTMAX; scoring <= TSR_ROUTE_SIGMOID; scoring++) {
+            tsr_routing how = {.experts = 4,
+                               .k = 2,
+                               .scoring = (tsr_route_scoring)scoring,
+                               .normalise = normalise};
+            double s[4] = {-1e4, 1e4, 9999, -3e4}, want[2];
+            int32_t id[2];
+            float p[2];
+            route_given(id, p, &how, logits);
+            route_weights(want, &how, s, id);
+            expect_close("p", p, want, 2, P_TOLERANCE);
+        }
+    /* All sigmoids are 0: so is p, for the 1e-20. */
+    const float low[2] = {-1e4f, -1e4f};
+    tsr_routing how = {.experts = 2, .k = 2, .scoring = TSR_ROUTE_SIGMOID, .normalise = true};
+    int32_t id[2];
+    float p[2];
+    route_given(id, p, &how, low);
+    assert_true(p[0] == 0 && p[1] == 0);
+}
+
+/* ---- statistics ---- */
+
+static void statistics_are_exact_sums(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ROUTE_CASES; i++) {
+        route_data d = new_route(&route_cases[i], 3 * i);
+        int64_t experts = d.c.how.experts, k = d.c.how.k, slots = d.c.tokens * k;
+        RUN_OK(tsr_route_ref(&d.args, test_pool(1)));
+        int64_t count[1024], prob[1024], dropped = 5, want[1024] = {0}, left_out = 0;
+        int32_t *row = malloc((size_t)(slots + 1) * sizeof *row);
+        for (int64_t s = 0; s < slots; s++) {
+            row[s] = s % 3 ? (int32_t)s : -1;
+            want[d.args.id[s]]++;
+            left_out += row[s] < 0;
+        }
+        memset(count, 1, sizeof count), memset(prob, 1, sizeof prob);
+        tsr_route_stats_args args = {.id = d.args.id,
+                                     .row = row,
+                                     .logits = d.args.logits,
+                                     .count = count,
+                                     .prob = prob,
+                                     .dropped = &dropped,
+                                     .tokens = d.c.tokens,
+                                     .k = k,
+                                     .experts = experts,
+                                     .begin = true};
+        RUN_OK(tsr_route_stats_ref(&args, test_pool(2)));
+        assert_memory_equal(count, want, (size_t)experts * sizeof *count);
+        assert_int_equal(dropped, left_out);
+        double s[1024], a[1024], *total = new_doubles(NULL, experts);
+        float *got = new_floats(experts);
+        for (int64_t t = 0; t < d.c.tokens; t++) {
+            for (int64_t e = 0; e < experts; e++)
+                s[e] = (double)d.args.logits[t * experts + e];
+            route_softmax(a, s, experts);
+            for (int64_t e = 0; e < experts; e++)
+                total[e] += a[e];
+        }
+        for (int64_t e = 0; e < experts; e++)
+            got[e] = (float)ldexp((double)prob[e], -TSR_ROUTE_PROB_SHIFT);
+        expect_near("prob", got, total, experts, 1e-6, 1e-3);
+        /* Added to, and in two parts: the same numbers. */
+        int64_t whole[1024], first = d.c.tokens / 3;
+        memcpy(whole, prob, (size_t)experts * sizeof *prob);
+        args.tokens = first;
+        RUN_OK(tsr_route_stats_ref(&args, test_pool(0)));
+        args.begin = false, args.tokens = d.c.tokens - first, args.dropped = NULL;
+        args.id += first * k, args.logits += first * experts;
+        RUN_OK(tsr_route_stats_ref(&args, test_pool(0)));
+        assert_memory_equal(count, want, (size_t)experts * sizeof *count);
+        assert_memory_equal(prob, whole, (size_t)experts * sizeof *prob);
+        free(row), free(total), free(got);
+        free_route(&d);
+    }
+}
+
+static void a_logit_that_is_not_finite_adds_nothing(void **state)
+{
+    (void)state;
+    const float logits[4] = {1, NAN, 0, 0};
+    const int32_t id[2] = {1, 0};
+    int64_t count[2] = {0}, prob[2] = {0};
+    tsr_route_stats_args args = {.id = id,
+                                 .logits = logits,
+                                 .count = count,
+                                 .prob = prob,
+                                 .tokens = 2,
+                                 .k = 1,
+                                 .experts = 2};
+    RUN_OK(tsr_route_stats_ref(&args, test_pool(0)));
+    int64_t half = 1ll << (TSR_ROUTE_PROB_SHIFT - 1);
+    assert_true(prob[0] == half && prob[1] == half && count[0] == 1 && count[1] == 1);
+}
+
+/* ---- what is refused ---- */
+
+static void expect_refused(tsr_status status, const char *what)
+{
+    if (status != TSR_EINVAL || !strstr(tsr_last_error(), what))
+        fail_msg("%d, \"%s\": not refused for \"%s\"", (int)status, tsr_last_error(), what);
+}
+
+static void bad_arguments_are_refused(void **state)
+{
+    (void)state;
+    float f[4];
+    int32_t id[4];
+    const tsr_route_args good = {.x = f,
+                                 .weight = {f, TSR_F32},
+                                 .how = {.experts = 8, .k = 2},
+                                 .logits = f,
+                                 .p = f,
+                                 .id = id,
+                                 .tokens = 1,
+                                 .h = 1};
+    assert_int_equal(tsr_route_check(&good), TSR_OK);
+    tsr_route_args bad = good;
+    bad.how.k = 9;
+    expect_refused(tsr_route_check(&bad), "9 of 8 experts");
+    bad.how.k = 0;
+    expect_refused(tsr_route_check(&bad), "0 of 8 experts");
+    bad = good, bad.how.experts = 2000;
+    expect_refused(tsr_route_check(&bad), "at most 32 of 1024");
+    bad = good, bad.how.n_group = 3, bad.how.topk_group = 1;
+    expect_refused(tsr_route_check(&bad), "8 experts in 3 groups");
+    bad.how.n_group = 8;
+    expect_refused(tsr_route_check(&bad), "at least 2");
+    bad.how.n_group = 4, bad.how.topk_group = 5;
+    expect_refused(tsr_route_check(&bad), "of which 5 stay");
+    bad.how.topk_group = 1, bad.how.k = 3;
+    expect_refused(tsr_route_check(&bad), "3 chosen");
+    bad = good, bad.how.scoring = (tsr_route_scoring)7;
+    expect_refused(tsr_route_check(&bad), "scoring");
+    bad = good, bad.weight.dtype = TSR_F16;
+    expect_refused(tsr_route_check(&bad), "weight or bias");
+    bad = good, bad.how.expert_scale = (tsr_frozen){f, TSR_F16};
+    expect_refused(tsr_route_check(&bad), "expert_scale");
+    bad = good, bad.logits = NULL;
+    expect_refused(tsr_route_check(&bad), "NULL");
+    bad = good, bad.dtype = TSR_BF16;
+    assert_int_equal(tsr_route_check(&bad), TSR_OK);
+    assert_int_equal(tsr_route_ref(&bad, test_pool(0)), TSR_EUNSUPPORTED);
+    int64_t count[8];
+    tsr_route_stats_args stats = {
+        .id = id, .count = count, .prob = count, .tokens = 1, .k = 1, .experts = 8};
+    expect_refused(tsr_route_stats_check(&stats), "prob needs logits");
+    stats.prob = NULL, stats.dropped = count;
+    expect_refused(tsr_route_stats_check(&stats), "dropped needs row");
+    stats.dropped = NULL, stats.count = NULL;
+    expect_refused(tsr_route_stats_check(&stats), "count is NULL");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(route_is_its_formula),
+        cmocka_unit_test(a_token_alone_has_the_same_bits),
+        cmocka_unit_test(equals_go_to_the_lower_index),
+        cmocka_unit_test(a_correction_is_of_the_choice_alone),
+        cmocka_unit_test(what_is_no_number_is_chosen_once),
+        cmocka_unit_test(large_logits_have_weights),
+        cmocka_unit_test(statistics_are_exact_sums),
+        cmocka_unit_test(a_logit_that_is_not_finite_adds_nothing),
+        cmocka_unit_test(bad_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }
