@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/combine.h"
 #include "kernels/compose.h"
 #include "kernels/copy_columns.h"
 #include "kernels/dora_norm.h"
@@ -31,6 +32,8 @@
 #include "kernels/noise.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
+#include "kernels/route.h"
+#include "kernels/route_sort.h"
 #include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
 #include "kernels/swiglu.h"
@@ -60,6 +63,12 @@
     X(swiglu_backward)                                                                             \
     X(layer_inputs)                                                                                \
     X(layer_inputs_backward)                                                                       \
+    X(route)                                                                                       \
+    X(route_sort)                                                                                  \
+    X(route_backward)                                                                              \
+    X(route_stats)                                                                                 \
+    X(combine)                                                                                     \
+    X(combine_backward)                                                                            \
     X(head_begin)                                                                                  \
     X(head_chunk)                                                                                  \
     X(head_finish)                                                                                 \
