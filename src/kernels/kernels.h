@@ -17,11 +17,14 @@
 #include "kernels/copy_columns.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
+#include "kernels/expert_low_rank_backward.h"
+#include "kernels/expert_weight.h"
 #include "kernels/fixed_point.h"
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_gemm.h"
 #include "kernels/fp8_quantize.h"
 #include "kernels/gemm.h"
+#include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
 #include "kernels/head_weight.h"
 #include "kernels/layer_inputs.h"
@@ -52,6 +55,9 @@
     X(nf4_merge)                                                                                   \
     X(nf4_quantize)                                                                                \
     X(nf4_nest)                                                                                    \
+    X(expert_weight)                                                                               \
+    X(grouped_gemm)                                                                                \
+    X(expert_low_rank_backward)                                                                    \
     X(widen)                                                                                       \
     X(rms_norm)                                                                                    \
     X(rms_norm_backward)                                                                           \
