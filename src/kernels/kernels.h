@@ -39,6 +39,7 @@
 #include "kernels/route_sort.h"
 #include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
+#include "kernels/spread.h"
 #include "kernels/swiglu.h"
 #include "kernels/table_rows.h"
 #include "kernels/types.h"
@@ -74,6 +75,7 @@
     X(route_backward)                                                                              \
     X(route_stats)                                                                                 \
     X(combine)                                                                                     \
+    X(spread)                                                                                      \
     X(combine_backward)                                                                            \
     X(head_begin)                                                                                  \
     X(head_chunk)                                                                                  \

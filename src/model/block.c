@@ -304,8 +304,9 @@ int16_t tsr_block_experts(tsr_block *b, int16_t x, const tsr_block_routes *route
     node->in[TSR_EXPERTS_X] = x;
     node->in[TSR_EXPERTS_ROUTES] = routes->routes;
     node->weight[0] = add_stack(b, node, stack, k);
-    int16_t out = add_output(b, node, 0, (tsr_value_name){"experts", "output of the experts' gate and up"},
-                             (uint64_t)k * stack->out, false);
+    int16_t out =
+        add_output(b, node, 0, (tsr_value_name){"experts", "output of the experts' gate and up"},
+                   (uint64_t)k * stack->out, false);
     b->value[out].rows = (uint64_t)k;
     return out;
 }
@@ -318,7 +319,8 @@ int16_t tsr_block_combine(tsr_block *b, int16_t rows, const tsr_block_routes *ro
     node->in[TSR_COMBINE_P] = routes->weights;
     node->in[TSR_COMBINE_ROUTES] = routes->routes;
     node->weight[0] = add_stack(b, node, stack, chosen_of(b, routes));
-    return add_output(b, node, 0, (tsr_value_name){"y", "output of the experts"}, stack->out, false);
+    return add_output(b, node, 0, (tsr_value_name){"y", "output of the experts"}, stack->out,
+                      false);
 }
 
 int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attention_spec *spec)
@@ -416,16 +418,16 @@ bool tsr_block_same(const tsr_block *a, const tsr_block *b)
                a->matrix[i].of_model == b->matrix[i].of_model;
     for (int i = 0; i < a->vector_count && same; i++)
         same = !strcmp(a->vector[i].name, b->vector[i].name) &&
-               a->vector[i].count == b->vector[i].count &&
-               a->vector[i].rows == b->vector[i].rows && a->vector[i].bare == b->vector[i].bare &&
-               a->vector[i].wide == b->vector[i].wide &&
+               a->vector[i].count == b->vector[i].count && a->vector[i].rows == b->vector[i].rows &&
+               a->vector[i].bare == b->vector[i].bare && a->vector[i].wide == b->vector[i].wide &&
                a->vector[i].plus_one == b->vector[i].plus_one &&
                a->vector[i].one == b->vector[i].one &&
                a->vector[i].of_model == b->vector[i].of_model;
     for (int i = 0; i < a->stack_count && same; i++)
         same = !strcmp(a->stack[i].name, b->stack[i].name) &&
-               a->stack[i].files == b->stack[i].files && a->stack[i].experts == b->stack[i].experts &&
-               a->stack[i].out == b->stack[i].out && a->stack[i].in == b->stack[i].in &&
-               a->stack[i].parts == b->stack[i].parts && a->stack[i].bias == b->stack[i].bias;
+               a->stack[i].files == b->stack[i].files &&
+               a->stack[i].experts == b->stack[i].experts && a->stack[i].out == b->stack[i].out &&
+               a->stack[i].in == b->stack[i].in && a->stack[i].parts == b->stack[i].parts &&
+               a->stack[i].bias == b->stack[i].bias;
     return same;
 }

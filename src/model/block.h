@@ -46,16 +46,18 @@ typedef struct {
 /* How checkpoints name what a stack is made of, below the layer; each NULL where no checkpoint has it so. Formats of
  * names take the expert's number. */
 typedef struct {
-    const char *one[2]; /* each expert's parts: "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj" */
-    const char *fused;  /* all in one tensor [experts, out, in]: "mlp.experts.gate_up_proj" */
-    bool transposed;    /* which is [experts, in, out], its columns of two parts by turns */
-    const char *bias;   /* [experts, out], by turns as well */
+    const char
+        *one[2]; /* each expert's parts: "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj" */
+    const char *fused; /* all in one tensor [experts, out, in]: "mlp.experts.gate_up_proj" */
+    bool transposed;   /* which is [experts, in, out], its columns of two parts by turns */
+    const char *bias;  /* [experts, out], by turns as well */
 } tsr_stack_names;
 
 /* Frozen weights of all experts, [experts, out, in]: of each one a matrix, or two of the same size one behind the other
  * (gate and up). Each expert may have an adapter. Every matrix is quantized on its own. */
 typedef struct {
-    const char *name; /* of the parameter in Transformers, below the layer: "mlp.experts.gate_up_proj" */
+    const char
+        *name; /* of the parameter in Transformers, below the layer: "mlp.experts.gate_up_proj" */
     const tsr_stack_names *files; /* static */
     uint64_t experts, out, in;
     int parts; /* 1 or 2 */
@@ -72,8 +74,8 @@ static inline uint64_t tsr_stack_matrices(const tsr_stack *stack)
 typedef struct {
     const char *name;
     uint64_t count, rows;
-    bool bare; /* the tensor is "<layer>.<name>" */
-    bool wide; /* kept in fp32, whatever it is stored as */
+    bool bare;     /* the tensor is "<layer>.<name>" */
+    bool wide;     /* kept in fp32, whatever it is stored as */
     bool plus_one; /* what is used is 1 + w (Gemma) */
     bool of_model; /* as of a matrix */
     bool one;      /* the tensor is "<layer>.<name>" and has one element, which stands for all */

@@ -29,7 +29,8 @@ tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node
 
 /* Bytes of the weights; of rows of `width` for each expert of a token. */
 uint64_t tsr_expert_weight_bytes(const tsr_node *node, tsr_dtype dtype);
-uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width, tsr_dtype dtype);
+uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width,
+                               tsr_dtype dtype);
 
 /* Rows as ops take them; `gather`: their own are those of the tokens. */
 tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *work, bool gather);

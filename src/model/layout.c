@@ -22,8 +22,8 @@ static bool holds_4bit(const tsr_checkpoint *checkpoint)
 }
 
 /* Of a module of a layer or, of_model, of the model. */
-void tsr_layout_put_name(char out[TSR_LAYOUT_NAME_BYTES], const char *prefix, int layer, bool of_model,
-                     const char *module, const char *what)
+void tsr_layout_put_name(char out[TSR_LAYOUT_NAME_BYTES], const char *prefix, int layer,
+                         bool of_model, const char *module, const char *what)
 {
     if (of_model)
         snprintf(out, TSR_LAYOUT_NAME_BYTES, "%s%s%s", prefix, module, what);
@@ -79,8 +79,8 @@ int tsr_layout_add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
 }
 
 /* [rows, columns] in memory; `segment` has what it is and the shape that files have. */
-int tsr_layout_add_trainable(tsr_layout *layout, tsr_layout_unit *unit, uint64_t rows, uint64_t columns,
-                         tsr_layout_segment segment)
+int tsr_layout_add_trainable(tsr_layout *layout, tsr_layout_unit *unit, uint64_t rows,
+                             uint64_t columns, tsr_layout_segment segment)
 {
     segment.kind = TSR_SEGMENT_PLAIN;
     uint64_t matrices = segment.stack ? segment.stack : 1;
@@ -94,8 +94,9 @@ int tsr_layout_add_trainable(tsr_layout *layout, tsr_layout_unit *unit, uint64_t
 }
 
 /* Finds a plain tensor and checks its shape; its dtype in memory is BF16, else F32. */
-tsr_status tsr_layout_plain_tensor(const tsr_tensor **out, tsr_dtype *dtype, const tsr_layout_builder *b,
-                               const char *name, int ndim, const uint64_t *shape)
+tsr_status tsr_layout_plain_tensor(const tsr_tensor **out, tsr_dtype *dtype,
+                                   const tsr_layout_builder *b, const char *name, int ndim,
+                                   const uint64_t *shape)
 {
     char found[TSR_SHAPE_TEXT_BYTES], wanted[TSR_SHAPE_TEXT_BYTES];
     const char *directory = tsr_checkpoint_directory(b->checkpoint);
@@ -123,8 +124,8 @@ typedef struct {
     bool one;
 } vector_use;
 
-static tsr_status add_vector(int *index, const tsr_layout_builder *b, tsr_layout_unit *unit, int linear,
-                             const char *name, const tsr_vector *vector, vector_use use)
+static tsr_status add_vector(int *index, const tsr_layout_builder *b, tsr_layout_unit *unit,
+                             int linear, const char *name, const tsr_vector *vector, vector_use use)
 {
     const tsr_tensor *tensor = NULL;
     tsr_dtype dtype = TSR_F32;
@@ -132,19 +133,21 @@ static tsr_status add_vector(int *index, const tsr_layout_builder *b, tsr_layout
     uint64_t stored = use.one ? 1 : count;
     const uint64_t shape[2] = {vector->rows, vector->count};
     TSR_TRY(tsr_layout_plain_tensor(&tensor, &dtype, b, name, vector->rows ? 2 : 1,
-                                    vector->rows ? shape : use.one ? &stored : &vector->count));
+                                    vector->rows ? shape
+                                    : use.one    ? &stored
+                                                 : &vector->count));
     bool divides = use.divisor != 0 && use.divisor != 1;
     bool changed = use.plus != 0 || divides || use.one || (vector->wide && dtype != TSR_F32);
     *index = tsr_layout_add_frozen(unit, (tsr_layout_segment){.name = tensor->name,
-                                                   .source = tensor,
-                                                   .linear = linear,
-                                                   .dtype = changed ? TSR_F32 : dtype,
-                                                   .element_count = count,
-                                                   .plus = use.plus,
-                                                   .divisor = !changed  ? 0
-                                                              : divides ? use.divisor
-                                                                        : 1,
-                                                   .one = use.one});
+                                                              .source = tensor,
+                                                              .linear = linear,
+                                                              .dtype = changed ? TSR_F32 : dtype,
+                                                              .element_count = count,
+                                                              .plus = use.plus,
+                                                              .divisor = !changed  ? 0
+                                                                         : divides ? use.divisor
+                                                                                   : 1,
+                                                              .one = use.one});
     b->layout->parameter_count += stored;
     return TSR_OK;
 }
@@ -197,7 +200,8 @@ static tsr_status weight_segments(const tsr_layout_builder *b, tsr_layout_unit *
     return TSR_OK;
 }
 
-static tsr_status make_linear(const tsr_layout_builder *b, tsr_layout_unit *unit, int layer, int index)
+static tsr_status make_linear(const tsr_layout_builder *b, tsr_layout_unit *unit, int layer,
+                              int index)
 {
     const tsr_matrix *matrix = &unit->block->matrix[index];
     tsr_layout_linear *linear = &unit->linear[index];
@@ -210,7 +214,8 @@ static tsr_status make_linear(const tsr_layout_builder *b, tsr_layout_unit *unit
     if (!linear->path)
         return tsr_fail(TSR_ENOMEM, "out of memory for module names");
     /* The same random numbers for a decoder alone and beside towers. */
-    tsr_layout_put_name(name, tsr_composite_prefix(NULL), layer, matrix->of_model, matrix->name, "");
+    tsr_layout_put_name(name, tsr_composite_prefix(NULL), layer, matrix->of_model, matrix->name,
+                        "");
     linear->module_key = tsr_adapter_module_key(name);
     tsr_layout_put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".weight");
     TSR_TRY(weight_segments(b, unit, index, name));
@@ -232,7 +237,7 @@ static tsr_status make_layer(const tsr_layout_builder *b, int layer)
     for (int i = 0; i < unit->block->vector_count; i++) {
         const tsr_vector *vector = &unit->block->vector[i];
         tsr_layout_put_name(name, b->prefix, layer, vector->of_model, vector->name,
-                 vector->one || vector->bare ? "" : ".weight");
+                            vector->one || vector->bare ? "" : ".weight");
         TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector,
                            (vector_use){.plus = vector->plus_one, .one = vector->one}));
     }
@@ -339,13 +344,13 @@ static void add_rows(const tsr_layout_builder *b, tsr_layout_rows *rows, const t
     if (!count)
         return;
     rows->segment = tsr_layout_add_trainable(b->layout, unit, count, d,
-                                  (tsr_layout_segment){.name = module,
-                                                       .source = table,
-                                                       .linear = -1,
-                                                       .dtype = b->options.compute,
-                                                       .stored_rows = count,
-                                                       .stored_columns = d,
-                                                       .module = module});
+                                             (tsr_layout_segment){.name = module,
+                                                                  .source = table,
+                                                                  .linear = -1,
+                                                                  .dtype = b->options.compute,
+                                                                  .stored_rows = count,
+                                                                  .stored_columns = d,
+                                                                  .module = module});
 }
 
 static bool same_rows(const tsr_layout_rows *a, const tsr_layout_rows *b)
@@ -419,8 +424,8 @@ static void add_head_lora(const tsr_layout_builder *b, const tsr_adapter *adapte
     lora->scale = adapter->scale;
     segment.stored_rows = adapter->r;
     segment.stored_columns = layout->config.hidden_size;
-    tsr_layout_add_trainable(layout, &layout->unit[layout->layer_count], lora->r, segment.stored_columns,
-                  segment);
+    tsr_layout_add_trainable(layout, &layout->unit[layout->layer_count], lora->r,
+                             segment.stored_columns, segment);
     segment.stored_columns = adapter->r;
     for (int i = layout->layer_count; i < tsr_layout_head_end(layout); i++) {
         segment.stored_rows = layout->unit[i].row_count;
@@ -498,11 +503,11 @@ static void add_magnitude(tsr_layout *layout, const tsr_adapter *adapter)
     if (!linear->dora)
         return;
     linear->m = tsr_layout_add_trainable(layout, &layout->unit[layer], linear->out, 1,
-                              (tsr_layout_segment){.name = linear->path,
-                                                   .linear = index,
-                                                   .dtype = TSR_F32,
-                                                   .stored_rows = linear->out,
-                                                   .stored_columns = 1});
+                                         (tsr_layout_segment){.name = linear->path,
+                                                              .linear = index,
+                                                              .dtype = TSR_F32,
+                                                              .stored_rows = linear->out,
+                                                              .stored_columns = 1});
 }
 
 /* Layers that are alike share a block. */
@@ -573,9 +578,9 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
 {
     tsr_layout layout = {.config = *config, .layer_count = (int)config->layer_count};
     tsr_layout_builder b = {.layout = &layout,
-                 .checkpoint = checkpoint,
-                 .options = *options,
-                 .in_4bit = holds_4bit(checkpoint)};
+                            .checkpoint = checkpoint,
+                            .options = *options,
+                            .in_4bit = holds_4bit(checkpoint)};
     tsr_status status;
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
     layout.head_trained = layout.head_whole = options->train_head;

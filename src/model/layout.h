@@ -43,8 +43,8 @@ typedef struct {
     const char *name;         /* of the tensor, or of the adapter's module; borrowed */
     const tsr_tensor *source; /* of a plain frozen segment */
     tsr_segment_kind kind;
-    int linear;             /* of its unit, or -1 */
-    bool of_stack;          /* it is of this stack of its unit: */
+    int linear;    /* of its unit, or -1 */
+    bool of_stack; /* it is of this stack of its unit: */
     int stack_index;
     tsr_dtype dtype;        /* of what is stored: U8 for codes */
     uint64_t element_count; /* of the whole tensor, in memory */
@@ -52,7 +52,8 @@ typedef struct {
     /* What is kept of a frozen vector is (w + plus) / divisor; divisor 0: w. one: of its only element, repeated. */
     float plus, divisor;
     bool one;
-    uint64_t turns; /* rows of so many columns hold two halves by turns, which are kept one behind the other; 0: no */
+    uint64_t
+        turns; /* rows of so many columns hold two halves by turns, which are kept one behind the other; 0: no */
     uint64_t granule_count, granule_bytes;
     int unit, at; /* its unit of the plan, and its number there (tsr_layout_group) */
     /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. stack: it is so many
@@ -84,7 +85,8 @@ typedef struct {
     uint64_t experts, out, in;
     int parts;
     const tsr_stack_names *files;
-    tsr_weight *source; /* of each matrix [out / parts, in]; or of a fused tensor all are that one */
+    tsr_weight
+        *source; /* of each matrix [out / parts, in]; or of a fused tensor all are that one */
     bool fused, transposed;
     bool quantized, nested;
     int codes, absmax, plain, bias; /* frozen segments of its unit */

@@ -141,8 +141,8 @@ static void add_weights(const tsr_layout_builder *b, tsr_layout_unit *unit, int 
         stack->plain = tsr_layout_add_frozen(unit, segment);
         return;
     }
-    segment.element_count = tsr_layout_stack_matrices(stack) * tsr_layout_stack_granules(stack) *
-                            TSR_NF4_GRANULE;
+    segment.element_count =
+        tsr_layout_stack_matrices(stack) * tsr_layout_stack_granules(stack) * TSR_NF4_GRANULE;
     segment.kind = TSR_SEGMENT_CODES;
     segment.dtype = TSR_U8;
     segment.granule_bytes = TSR_NF4_GRANULE_CODE_BYTES;
@@ -164,16 +164,15 @@ static tsr_status add_bias(const tsr_layout_builder *b, tsr_layout_unit *unit, i
     tsr_layout_put_name(name, b->prefix, layer, false, stack->files->bias, "");
     TSR_TRY(tsr_layout_plain_tensor(&tensor, &dtype, b, name, 2, shape));
     stack->bias = tsr_layout_add_frozen(
-        unit, (tsr_layout_segment){.name = tensor->name,
-                                   .source = tensor,
-                                   .linear = -1,
-                                   .of_stack = true,
-                                   .stack_index = index,
-                                   .dtype = dtype,
-                                   .element_count = shape[0] * shape[1],
-                                   .turns = stack->files->transposed && stack->parts == 2
-                                                ? stack->out
-                                                : 0});
+        unit, (tsr_layout_segment){
+                  .name = tensor->name,
+                  .source = tensor,
+                  .linear = -1,
+                  .of_stack = true,
+                  .stack_index = index,
+                  .dtype = dtype,
+                  .element_count = shape[0] * shape[1],
+                  .turns = stack->files->transposed && stack->parts == 2 ? stack->out : 0});
     b->layout->parameter_count += shape[0] * shape[1];
     return TSR_OK;
 }

@@ -21,10 +21,10 @@ typedef struct {
     const tsr_layout_stack *stack;
     int index;
     tsr_stack_reader reader;
-    uint64_t elements, granules;  /* of a matrix */
-    uint64_t per_rank, own, end;  /* granules: of a rank's part; the rank's are [own, end) */
+    uint64_t elements, granules; /* of a matrix */
+    uint64_t per_rank, own, end; /* granules: of a rank's part; the rank's are [own, end) */
     uint8_t *codes;
-    char *scales; /* their places */
+    char *scales;  /* their places */
     float *absmax; /* host: of all ranks, per_rank granules each; the padding is 0 */
     uint64_t bad;
     bool apart;
@@ -109,8 +109,7 @@ static tsr_status open_load(stack_load *l, tsr_load_job *job, int index)
     l->codes = (uint8_t *)job->loader->frozen(job->loader->user, job->unit, stack->codes);
     l->scales = job->loader->frozen(job->loader->user, job->unit, stack->absmax);
     l->absmax = calloc(rank_blocks(l) * (uint64_t)job->ranks + 1, sizeof *l->absmax);
-    return l->absmax ? TSR_OK
-                     : tsr_fail(TSR_ENOMEM, "out of memory while loading %s", stack->path);
+    return l->absmax ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory while loading %s", stack->path);
 }
 
 /* ---- quantized here ---- */
@@ -223,20 +222,21 @@ static tsr_status nest(stack_load *l, uint64_t matrix)
     float *absmax = l->absmax + matrix * l->granules * TSR_NF4_GRANULE_BLOCKS;
     uint8_t *place =
         (uint8_t *)l->scales + (own.count ? offset_of(l, matrix, own.first) / TSR_NF4_BLOCK : 0);
-    tsr_nf4_nest_args args = {
-        .q = l->apart ? (uint8_t *)l->on.rest : place,
-        .nested_absmax = state->nested_absmax + matrix * tsr_layout_stack_nested(l->stack),
-        .offset = state->offset + matrix,
-        .absmax = absmax,
-        .map = state->nested_map,
-        .scratch = l->on.words,
-        .blocks = (int64_t)blocks,
-        .first = (int64_t)(own.first / TSR_NF4_BLOCK),
-        .count = (int64_t)blocks_of(own.count)};
+    tsr_nf4_nest_args args = {.q = l->apart ? (uint8_t *)l->on.rest : place,
+                              .nested_absmax =
+                                  state->nested_absmax + matrix * tsr_layout_stack_nested(l->stack),
+                              .offset = state->offset + matrix,
+                              .absmax = absmax,
+                              .map = state->nested_map,
+                              .scratch = l->on.words,
+                              .blocks = (int64_t)blocks,
+                              .first = (int64_t)(own.first / TSR_NF4_BLOCK),
+                              .count = (int64_t)blocks_of(own.count)};
     if (l->apart) {
         args.absmax = l->on.matrix;
         TSR_TRY(tsr_stream_synchronize(stream_of(l))); /* the one before is read from it */
-        TSR_TRY(tsr_device_write(job->loader->device, l->on.matrix, absmax, blocks * sizeof *absmax));
+        TSR_TRY(
+            tsr_device_write(job->loader->device, l->on.matrix, absmax, blocks * sizeof *absmax));
     }
     TSR_TRY(job->model->options.kernels->nf4_nest(stream_of(l), &args));
     return l->apart ? tsr_stream_copy(stream_of(l), place, args.q, blocks_of(own.count)) : TSR_OK;
@@ -247,8 +247,7 @@ static tsr_status check_offsets(const stack_load *l)
     const tsr_model_stack_state *state = tsr_model_stack(l->job->model, l->job->unit, l->index);
     for (uint64_t m = 0; m < tsr_layout_stack_matrices(l->stack); m++) {
         float offset;
-        TSR_TRY(
-            tsr_device_read(l->job->loader->device, &offset, state->offset + m, sizeof offset));
+        TSR_TRY(tsr_device_read(l->job->loader->device, &offset, state->offset + m, sizeof offset));
         if (!isfinite(offset))
             return tsr_fail(TSR_EDATA, "tensor %s: the mean of its scales is %f",
                             tsr_stack_tensor(l->stack, m)->name, (double)offset);
@@ -313,8 +312,8 @@ static tsr_status copy_matrix(stack_load *l, uint64_t matrix, uint8_t *codes, ch
         status = tsr_device_write(device, to->nested_absmax + matrix * nested, state.nested,
                                   nested * sizeof(float));
         if (status == TSR_OK)
-            status = tsr_device_write(device, to->offset + matrix, &state.scales.offset,
-                                      sizeof(float));
+            status =
+                tsr_device_write(device, to->offset + matrix, &state.scales.offset, sizeof(float));
         if (status == TSR_OK && memcmp(state.map, l->absmax, sizeof state.map) && matrix)
             status = tsr_fail(TSR_EDATA,
                               "tensor %s has another nested_quant_map than the first expert's: the "
@@ -327,7 +326,8 @@ static tsr_status copy_matrix(stack_load *l, uint64_t matrix, uint8_t *codes, ch
         return status;
     uint64_t at = offset_of(l, matrix, own.first);
     uint64_t scale = l->stack->nested ? 1 : sizeof(float);
-    TSR_TRY(tsr_load_read(pool, codes + at / 2, source->weight, own.first / 2, (own.count + 1) / 2));
+    TSR_TRY(
+        tsr_load_read(pool, codes + at / 2, source->weight, own.first / 2, (own.count + 1) / 2));
     return tsr_load_read_finite(pool, scales + at / TSR_NF4_BLOCK * scale, source->absmax,
                                 own.first / TSR_NF4_BLOCK, blocks_of(own.count));
 }
@@ -341,9 +341,10 @@ static tsr_status copy_stored(stack_load *l)
     uint8_t *codes = calloc(1, code_bytes + 1);
     char *scales = calloc(1, scale_bytes + 1);
     float *map = calloc(256 + 1, sizeof *map); /* of the matrix before */
-    tsr_status status = codes && scales && map
-                            ? TSR_OK
-                            : tsr_fail(TSR_ENOMEM, "out of memory while loading %s", l->stack->path);
+    tsr_status status =
+        codes && scales && map
+            ? TSR_OK
+            : tsr_fail(TSR_ENOMEM, "out of memory while loading %s", l->stack->path);
     free(l->absmax);
     l->absmax = map;
     for (uint64_t m = 0; status == TSR_OK && m < tsr_layout_stack_matrices(l->stack); m++)
@@ -415,8 +416,8 @@ tsr_status tsr_load_plain_stack(tsr_load_job *job, const tsr_layout_segment *seg
             status = read_plain(staged, &reader, segment, first + done, some,
                                 tsr_device_pool(job->loader->device));
         if (status == TSR_OK)
-            status = tsr_stream_copy(job->model->compute, out + done * element, staged,
-                                     some * element);
+            status =
+                tsr_stream_copy(job->model->compute, out + done * element, staged, some * element);
         if (status == TSR_OK)
             status = tsr_load_chunk_end(job);
     }

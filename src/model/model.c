@@ -559,9 +559,8 @@ static float *gradient_at(const tsr_model *model, int unit, const tsr_unit_view 
     const tsr_layout_segment *s = &model->options.layout->unit[unit].trainable[index];
     if (s->unit != view->unit)
         return NULL;
-    return gradient +
-           tsr_unit_gradient_at(&model->options.units[s->unit].trainable.segment[s->at],
-                                model->options.ranks);
+    return gradient + tsr_unit_gradient_at(&model->options.units[s->unit].trainable.segment[s->at],
+                                           model->options.ranks);
 }
 
 /* Of a unit's linears and stacks. */

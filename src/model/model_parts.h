@@ -44,7 +44,7 @@ typedef struct {
     norm_vectors *norm;           /* of each linear */
     nested_state *nested;         /* of each linear */
     tsr_model_stack_state *stack; /* of each stack */
-    char *saved;          /* host memory of its activations, if they travel */
+    char *saved;                  /* host memory of its activations, if they travel */
 } unit_state;
 
 struct tsr_model {

@@ -10,8 +10,8 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     tsr_expert_work work = tsr_expert_work_begin(p, node, node->in[TSR_COMBINE_ROUTES]);
-    TSR_TRY(tsr_expert_multiply(&work, work.rest, p->value[node->in[TSR_COMBINE_ROWS]], false,
-                                false));
+    TSR_TRY(
+        tsr_expert_multiply(&work, work.rest, p->value[node->in[TSR_COMBINE_ROWS]], false, false));
     return p->context->kernels->combine(p->context->stream,
                                         &(tsr_combine_args){.y = p->value[node->out[0]],
                                                             .z = work.rest,
@@ -87,9 +87,10 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
 {
     const tsr_experts_spec *spec = &node->spec.experts;
     uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
-    uint64_t low = !r || !bounds.train ? 0
-                                       : tsr_expert_low_rank_backward_bytes(
-                                             bounds.dtype, bounds.tokens * spec->chosen, (int64_t)r);
+    uint64_t low = !r || !bounds.train
+                       ? 0
+                       : tsr_expert_low_rank_backward_bytes(
+                             bounds.dtype, bounds.tokens * spec->chosen, (int64_t)r);
     (void)kernels;
     return tsr_expert_weight_bytes(node, bounds.dtype) +
            tsr_expert_rows_bytes(node, bounds.tokens, spec->out, bounds.dtype) + low;

@@ -150,15 +150,14 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
         return TSR_OK;
     TSR_TRY(tsr_expert_multiply(&work, work.rest, dz, false, true));
     return p->context->kernels->combine(
-        p->context->stream,
-        &(tsr_combine_args){.y = p->gradient[node->in[TSR_EXPERTS_X]],
-                            .z = work.rest,
-                            .row = work.routes.row,
-                            .tokens = p->context->tokens,
-                            .k = node->spec.experts.chosen,
-                            .h = node->spec.experts.in,
-                            .add = step->adds & 1u << TSR_EXPERTS_X,
-                            .dtype = p->context->dtype});
+        p->context->stream, &(tsr_combine_args){.y = p->gradient[node->in[TSR_EXPERTS_X]],
+                                                .z = work.rest,
+                                                .row = work.routes.row,
+                                                .tokens = p->context->tokens,
+                                                .k = node->spec.experts.chosen,
+                                                .h = node->spec.experts.in,
+                                                .add = step->adds & 1u << TSR_EXPERTS_X,
+                                                .dtype = p->context->dtype});
 }
 
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
@@ -177,11 +176,12 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
     uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
     (void)kernels;
     uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->in, bounds.dtype);
-    uint64_t low = r ? tsr_expert_low_rank_backward_bytes(
-                           bounds.dtype, bounds.tokens * spec->chosen, (int64_t)r)
+    uint64_t low = r ? tsr_expert_low_rank_backward_bytes(bounds.dtype,
+                                                          bounds.tokens * spec->chosen, (int64_t)r)
                      : 0;
-    return tsr_expert_weight_bytes(node, bounds.dtype) +
-           (!bounds.train ? 0 : rows > low ? rows : low);
+    return tsr_expert_weight_bytes(node, bounds.dtype) + (!bounds.train ? 0
+                                                          : rows > low  ? rows
+                                                                        : low);
 }
 
 /* ---- cost ---- */
@@ -206,9 +206,9 @@ void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind 
         cost_adapters(c, node, rows, stack->r);
     if (back && !dx)
         return;
-    const tsr_work_amount work = {
-        2 * rows * weight,
-        c->layer->element * (rows * (double)(spec->in + spec->out) + active * weight)};
+    const tsr_work_amount work = {2 * rows * weight,
+                                  c->layer->element *
+                                      (rows * (double)(spec->in + spec->out) + active * weight)};
     const tsr_work_amount least = {0, active * weight * (NF4_BYTES + c->layer->element)};
     const tsr_work_amount here = {0, spec->experts * weight * (NF4_BYTES + c->layer->element)};
     tsr_cost_both(c, back ? TSR_WORK_LINEARS_BACKWARD : TSR_WORK_LINEARS_FORWARD, TSR_WORK_MATMUL,
@@ -229,9 +229,9 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
     bool dx = step->inputs & 1u << TSR_EXPERTS_X;
     tsr_cost_experts(c, node, pass, dx);
     if (pass == TSR_PASS_BACKWARD && dx)
-        tsr_cost_both(c, TSR_WORK_MEMORY_BACKWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
-                      (tsr_work_amount){0, tsr_cost_column(c) * (double)spec->in *
-                                               (spec->chosen + 1)});
+        tsr_cost_both(
+            c, TSR_WORK_MEMORY_BACKWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
+            (tsr_work_amount){0, tsr_cost_column(c) * (double)spec->in * (spec->chosen + 1)});
 }
 
 const tsr_node_kind tsr_node_experts = {.name = "experts",

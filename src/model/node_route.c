@@ -51,11 +51,10 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                              .tokens = tokens,
                                              .h = (int64_t)p->block->value[node->in[0]].width,
                                              .dtype = p->context->dtype}));
-    return kernels->route_sort(p->context->stream,
-                               &(tsr_route_sort_args){.routes = routes,
-                                                      .tokens = tokens,
-                                                      .k = spec->chosen,
-                                                      .experts = spec->experts});
+    return kernels->route_sort(
+        p->context->stream,
+        &(tsr_route_sort_args){
+            .routes = routes, .tokens = tokens, .k = spec->chosen, .experts = spec->experts});
 }
 
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
@@ -93,9 +92,9 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
     double tokens = c->layer->tokens, k = node->spec.route.chosen;
     bool back = pass == TSR_PASS_BACKWARD;
     (void)step;
-    const tsr_work_amount logits = {
-        2 * tokens * experts * width,
-        c->layer->element * (tokens + experts) * width + 4 * tokens * experts};
+    const tsr_work_amount logits = {2 * tokens * experts * width,
+                                    c->layer->element * (tokens + experts) * width +
+                                        4 * tokens * experts};
     tsr_cost_both(c, back ? TSR_WORK_LINEARS_BACKWARD : TSR_WORK_LINEARS_FORWARD, TSR_WORK_MATMUL,
                   logits, logits);
     tsr_cost_bytes(c, back ? TSR_WORK_MEMORY_BACKWARD : TSR_WORK_MEMORY_FORWARD,
@@ -107,9 +106,9 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
 {
     (void)traits;
     (void)kernels;
-    return bounds.train ? (uint64_t)bounds.tokens * (uint64_t)node->spec.route.experts *
-                              sizeof(float)
-                        : 0;
+    return bounds.train
+               ? (uint64_t)bounds.tokens * (uint64_t)node->spec.route.experts * sizeof(float)
+               : 0;
 }
 
 const tsr_node_kind tsr_node_route = {.name = "route",

@@ -532,9 +532,8 @@ static void place_all(placing *p)
     for (int i = 0; i < program->block->node_count; i++) {
         const tsr_node *node = &program->block->node[i];
         if (node->kind->workspace)
-            program->workspace_bytes[i] =
-                node->kind->workspace(node, program->traits, p->sizes->kernels,
-                                      p->sizes->attention);
+            program->workspace_bytes[i] = node->kind->workspace(
+                node, program->traits, p->sizes->kernels, p->sizes->attention);
     }
     add_values(p, &p->forward, p->value_forward, &program->forward, true);
     add_values(p, &p->backward, p->value_backward, &program->remade, false);

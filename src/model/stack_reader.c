@@ -14,8 +14,8 @@ const tsr_tensor *tsr_stack_tensor(const tsr_layout_stack *stack, uint64_t matri
 
 tsr_status tsr_stack_reader_open(tsr_stack_reader *out, const tsr_layout_stack *stack)
 {
-    *out = (tsr_stack_reader){
-        .stack = stack, .dtype = stack->source->dtype, .expert_at = UINT64_MAX};
+    *out =
+        (tsr_stack_reader){.stack = stack, .dtype = stack->source->dtype, .expert_at = UINT64_MAX};
     if (!stack->transposed)
         return TSR_OK;
     out->expert = malloc(stack->out * stack->in * tsr_dtype_bytes(out->dtype));

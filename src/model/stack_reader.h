@@ -11,8 +11,9 @@
 
 typedef struct {
     const tsr_layout_stack *stack;
-    tsr_dtype dtype; /* of what is read: the checkpoint's, or of an NF4 one what it was quantized from */
-    char *expert;    /* of a transposed tensor the expert that was read last, as it is stored */
+    tsr_dtype
+        dtype; /* of what is read: the checkpoint's, or of an NF4 one what it was quantized from */
+    char *expert; /* of a transposed tensor the expert that was read last, as it is stored */
     uint64_t expert_at;
 } tsr_stack_reader;
 
