@@ -46,8 +46,10 @@ tsr_status tsr_route_check(const tsr_route_args *args)
     TSR_EXPECT(tsr_frozen_valid(args->weight) && tsr_frozen_valid(args->bias), "route",
                "weight or bias is not F32 or BF16");
     TSR_EXPECT(args->tokens == 0 ||
-                   (args->x && args->weight.data && args->logits && args->p && args->id),
-               "route", "x, weight, logits, p or id is NULL");
+                   (args->x && args->logits && args->p && args->id),
+               "route", "x, logits, p or id is NULL");
+    TSR_EXPECT(args->weight.data || args->h == args->how.experts, "route",
+               "without a weight h is not the number of experts");
     return TSR_OK;
 }
 
@@ -57,7 +59,9 @@ TSR_INLINE void expert_logits(const tsr_route_args *args, int64_t first, int64_t
     tsr_lanes lane[BLOCK_TOKENS] = {0};
     float buffer[TILE];
     int64_t h = args->h;
-    for (int64_t column = 0; column < h; column += TILE) {
+    for (int64_t t = 0; t < count && !args->weight.data; t++)
+        lane[t][0] = ((const float *)args->x)[(first + t) * h + e];
+    for (int64_t column = 0; column < h && args->weight.data; column += TILE) {
         int64_t width = tsr_min(TILE, h - column);
         const float *w = tsr_frozen_load(buffer, args->weight, e * h + column, width, 0);
         for (int64_t t = 0; t < count; t++) {

@@ -13,6 +13,8 @@
  *                 out   o; lse
  *     glu         in    gate, up; or one of which they are halves
  *                 out   act
+ *     sum         in    x, z
+ *                 out   y
  *     gain        in    x                                            weight  one factor
  *                 out   it times the factor
  *     route       in    x                                            weight  the router's, its bias,
@@ -185,5 +187,5 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
 
 extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
     tsr_node_glu, tsr_node_gain, tsr_node_inputs, tsr_node_route, tsr_node_experts,
-    tsr_node_combine;
+    tsr_node_combine, tsr_node_sum;
 #endif

@@ -68,7 +68,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                    .id = routes_of(p, node).id,
                                    .weight = vector_of(p, node, TSR_ROUTE_WEIGHT),
                                    .how = routing_of(p, node),
-                                   .dlogits = p->workspace,
+                                   .dlogits = logits, /* nobody reads them afterwards */
                                    .dx = p->gradient[node->in[0]],
                                    .tokens = p->context->tokens,
                                    .h = (int64_t)p->block->value[node->in[0]].width,
@@ -101,21 +101,10 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
                    4 * tokens * (experts + 6 * k));
 }
 
-static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
-                          const tsr_kernels *kernels, tsr_attention_bounds bounds)
-{
-    (void)traits;
-    (void)kernels;
-    return bounds.train
-               ? (uint64_t)bounds.tokens * (uint64_t)node->spec.route.experts * sizeof(float)
-               : 0;
-}
-
 const tsr_node_kind tsr_node_route = {.name = "route",
                                       .adds = true,
                                       .rows = TSR_NONE,
                                       .forward = forward,
                                       .backward = backward,
                                       .needs = needs,
-                                      .cost = cost,
-                                      .workspace = workspace};
+                                      .cost = cost};
