@@ -75,6 +75,13 @@ typedef struct {
     const void *a, *b; /* [experts, r, in], [experts, out, r] */
 } tsr_expert_stack;
 
+/* Where a router adds what it did (kernels/route.h: route_stats). */
+typedef struct {
+    int64_t *count;   /* [experts] */
+    int64_t *prob;    /* [experts] of all routers together, or NULL */
+    int64_t *dropped; /* [1] */
+} tsr_router_counts;
+
 /* The micro-batch on the device. */
 typedef struct {
     int64_t tokens;
@@ -82,6 +89,8 @@ typedef struct {
     const int32_t *cu_seqlens; /* [documents + 1] */
     int32_t documents;
     int layer; /* that is at work */
+    const tsr_router_counts *counts; /* of this layer's router, in a forward; NULL: not wanted */
+    const float *aux;                /* of route_backward; NULL: no auxiliary loss */
     const void
         *layer_rows; /* [tokens, layers width]: the rows of a table for each layer, or NULL */
     tsr_dtype layer_rows_dtype;
@@ -98,6 +107,7 @@ typedef struct {
     tsr_rope_table rope[TSR_MODEL_ROPES];
     tsr_rope_table queries; /* of rope[0] with query_beta; else empty */
     const float *ones;      /* [TSR_MODEL_ONES]: the weight of a norm without one */
+    double capacity_factor; /* of an expert's rows, over the mean; 0: no limit */
 } tsr_model_tables;
 
 /* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]; of a stack's, of all
