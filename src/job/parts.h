@@ -200,8 +200,7 @@ extern const char *const tsr_job_tokenizer_files[TSR_JOB_TOKENIZER_FILES];
 tsr_status tsr_job_tokenizer_clear(const tsr_folder *folder);
 tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job);
 
-/* Stages one micro-batch of a step, and issues the one that was staged first (step.c).
- * label_tokens: of the whole step. */
+/* Stages one micro-batch of a step, and issues the one that was staged first (step.c). */
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
                                const tsr_batch_step_info *info,
                                bool train);

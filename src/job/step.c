@@ -288,6 +288,41 @@ static void take_reported(double *accuracy, double *entropy, const int64_t *word
     *entropy = discards ? NAN : tsr_word_entropy(word) / (double)label_tokens;
 }
 
+/* The largest load of a layer over its mean, and the experts of it without a token. */
+static double imbalance_of(int64_t *empty, const int64_t *load, uint64_t experts)
+{
+    int64_t most = 0, total = 0;
+    for (uint64_t e = 0; e < experts; e++) {
+        most = load[e] > most ? load[e] : most;
+        total += load[e];
+        *empty += load[e] == 0;
+    }
+    return total ? (double)most * (double)experts / (double)total : 0;
+}
+
+/* What experts did in the step, whose words are behind the others. */
+static void take_experts(tsr_job_report *report, const tsr_job *job,
+                         const tsr_batch_step_info *info)
+{
+    const int64_t *word = job->word, *load = word + TSR_WORD_COUNT;
+    uint64_t count = job->decision.plan->options.more_words, experts;
+    int64_t empty = 0;
+    if (!count)
+        return;
+    experts = job->inputs.layout.config.experts.count;
+    report->has_experts = 1;
+    for (uint64_t i = 0; i < count; i += experts)
+        report->expert_load_over_mean =
+            fmax(report->expert_load_over_mean, imbalance_of(&empty, load + i, experts));
+    report->expert_empty_share = (double)empty / (double)count;
+    report->expert_dropped = word[TSR_WORD_DROPPED];
+    report->aux_loss = job->inputs.config.router_aux_loss_coef > 0
+                           ? tsr_word_aux(word) / (double)info->micro_count
+                           : NAN;
+    if (report->skipped)
+        report->expert_load_over_mean = report->expert_empty_share = report->aux_loss = NAN;
+}
+
 static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
                             tsr_job_report *report)
 {
@@ -311,6 +346,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
         .skipped = discards,
     };
     take_reported(&report->mean_token_accuracy, &report->entropy, word, info->label_tokens);
+    take_experts(report, job, info);
     report->tokens_per_s = (double)info->input_tokens / report->step_s;
     job->word_time = now;
     job->exposed_before = exposed;
