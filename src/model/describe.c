@@ -66,7 +66,14 @@ static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t l
     for (int i = 0; i < block.vector_count; i++) {
         const tsr_vector *v = &block.vector[i];
         TSR_TRY(add_of(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name),
-                       v->one ? "" : ".weight", v->one ? 1 : v->count, 0));
+                       v->one || v->bare ? "" : ".weight", v->one ? 1 : v->count, 0));
+        tsr_tensor *last = &to->tensor[to->count - 1];
+        if (v->taps) {
+            last->ndim = 3;
+            last->shape[0] = v->count / v->taps;
+            last->shape[1] = 1;
+            last->shape[2] = v->taps;
+        }
     }
     return TSR_OK;
 }

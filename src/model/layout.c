@@ -130,6 +130,7 @@ static tsr_status plain_tensor(const tsr_tensor **out, tsr_dtype *dtype, const b
 typedef struct {
     float plus, divisor;
     bool one;
+    uint64_t taps; /* as of a tsr_vector */
 } vector_use;
 
 static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit, int linear,
@@ -138,7 +139,8 @@ static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit
     const tsr_tensor *tensor = NULL;
     tsr_dtype dtype = TSR_F32;
     uint64_t stored = use.one ? 1 : count;
-    TSR_TRY(plain_tensor(&tensor, &dtype, b, name, 1, &stored));
+    const uint64_t shape[3] = {use.taps ? count / use.taps : stored, 1, use.taps};
+    TSR_TRY(plain_tensor(&tensor, &dtype, b, name, use.taps ? 3 : 1, shape));
     bool divides = use.divisor != 0 && use.divisor != 1;
     bool changed = use.plus != 0 || divides || use.one;
     *index = add_frozen(unit, (tsr_layout_segment){.name = tensor->name,
@@ -235,9 +237,10 @@ static tsr_status make_layer(const builder *b, int layer)
     for (int i = 0; i < unit->block->vector_count; i++) {
         const tsr_vector *vector = &unit->block->vector[i];
         put_name(name, b->prefix, layer, vector->of_model, vector->name,
-                 vector->one ? "" : ".weight");
-        TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector->count,
-                           (vector_use){.plus = vector->plus_one, .one = vector->one}));
+                 vector->one || vector->bare ? "" : ".weight");
+        TSR_TRY(add_vector(
+            &unit->vector[i], b, unit, -1, name, vector->count,
+            (vector_use){.plus = vector->plus_one, .one = vector->one, .taps = vector->taps}));
     }
     if (layer < b->layout->layer_count - 1)
         return TSR_OK;
