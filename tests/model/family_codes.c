@@ -32,7 +32,8 @@ static const uint8_t *frozen(const tsr_job *job, const tsr_layout_segment *segme
 static void compare(comparison *c, const char *name, uint64_t index, uint64_t count,
                     const uint8_t *codes, const uint8_t *absmax)
 {
-    const json_t *facts = json_object_get(c->matrices, name);
+    char plain[GOLDEN_NAME_BYTES];
+    const json_t *facts = json_object_get(c->matrices, golden_name(plain, name));
     uint64_t granule = index * ((count + GRANULE - 1) / GRANULE);
     uint32_t got[2] = {crc32_of(codes + granule * GRANULE / 2, (count + 1) / 2),
                        crc32_of(absmax + granule * GRANULE / 64, (count + 63) / 64)};
@@ -59,7 +60,8 @@ static void compare_linear(comparison *c, const tsr_layout_linear *linear, const
     for (uint64_t e = 0;; e++) {
         int stem = (int)(experts - linear->path);
         snprintf(name, sizeof name, "%.*s.experts.%d.down_proj", stem, linear->path, (int)e);
-        if (!json_object_get(c->matrices, name))
+        char plain[GOLDEN_NAME_BYTES];
+        if (!json_object_get(c->matrices, golden_name(plain, name)))
             return;
         for (uint64_t part = 0; part < parts; part++) {
             if (parts == 2)
