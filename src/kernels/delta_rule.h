@@ -28,7 +28,7 @@
 #include "kernels/types.h"
 
 #define TSR_DELTA_CHUNK 64
-#define TSR_DELTA_MOST  256 /* columns of a head */
+#define TSR_DELTA_MOST  128 /* columns of a head */
 
 /* What both directions are told. */
 typedef struct {

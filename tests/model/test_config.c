@@ -299,7 +299,7 @@ static const struct {
      {"'linear_conv_kernel_dim'", "9", "8"}},
     {"qwen3.5 wide heads",
      QWEN3_5_WITH(",\"linear_key_head_dim\":512"),
-     {"'linear_key_head_dim'", "512", "256"}},
+     {"'linear_key_head_dim'", "512", "128"}},
     {"qwen3.5 interval",
      QWEN3_5_WITH(",\"full_attention_interval\":0"),
      {"'full_attention_interval'", "0", "from 1"}},
