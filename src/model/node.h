@@ -9,6 +9,10 @@
  *     rope        in    q, k, v as linears leave them, or one of     weight  norms of the heads of q and k
  *                       which they are columns one behind the other
  *                 out   q, k, v as attention reads them
+ *     split       in    z                                            of a linear
+ *                 out   its first columns, with everything; the rest
+ *     latent      in    q, the keys' shared part, keys and values    as the linears of latent attention leave them
+ *                 out   q, k, v as attention reads them (kernels/latent_qkv.h)
  *     attention   in    q, k, v
  *                 out   o; lse
  *     glu         in    gate, up; or one of which they are halves
@@ -18,9 +22,9 @@
  *     inputs      in    z                                            weight  the norm's
  *                 out   what every layer takes of the tokens (kernels/layer_inputs.h)
  *
- * A linear's result lacks its magnitude g and its bias, which whoever reads it applies: norm, rope and glu. The
- * backward of rope and glu gives the gradient of the bare result, dz = g dy, and sums dm; after norm the linear
- * does so itself, in a pass of its own (`scales`).
+ * A linear's result lacks its magnitude g and its bias, which whoever reads it applies: norm, rope, split, latent and
+ * glu. The backward of rope and glu gives the gradient of the bare result, dz = g dy, and sums dm; after the others the
+ * linear does so itself, in a pass of its own (`scales`).
  */
 #ifndef TSR_MODEL_NODE_H
 #define TSR_MODEL_NODE_H
@@ -34,6 +38,7 @@
 enum { TSR_NORM_X, TSR_NORM_PENDING };
 enum { TSR_NORM_SUM, TSR_NORM_H, TSR_NORM_RSTD };
 enum { TSR_ATTENTION_O, TSR_ATTENTION_LSE };
+enum { TSR_LATENT_Q, TSR_LATENT_SHARED, TSR_LATENT_KV };
 
 /* What the linear of a matrix has beside its weight, as far as the work of a layer depends on it. */
 typedef struct {
@@ -153,5 +158,5 @@ struct tsr_node_kind {
 tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention_bounds bounds);
 
 extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
-    tsr_node_glu, tsr_node_gain, tsr_node_inputs;
+    tsr_node_glu, tsr_node_gain, tsr_node_inputs, tsr_node_split, tsr_node_latent;
 #endif
