@@ -178,6 +178,7 @@ const tsr_arch tsr_arch_deepseek_v3 = {.model_type = "deepseek_v3",
                                        .eos = 1,
                                        .eps = 1e-6,
                                        .theta = 10000,
+                                       .further_tokens = true,
                                        .keys = keys,
                                        .read = read,
                                        .block = block};
