@@ -33,22 +33,6 @@ tsr_status tsr_model_config_flag(bool *out, const json_t *root, const char *key,
 tsr_status tsr_model_config_attention_bias(tsr_model_config *out, const json_t *root,
                                            const char *place);
 
-/* Experts that are chosen by sigmoid scores, in groups (GLM 4.5, DeepSeek-V3). */
-typedef struct {
-    uint64_t dense_layers; /* the first layers, which have an MLP instead */
-    uint64_t count, per_token, size;
-    uint64_t shared; /* that every token goes through: one MLP of so many times the size */
-    uint64_t groups, chosen_groups;
-    bool normalise; /* weights of the chosen are divided by their sum */
-    double scale;
-} tsr_grouped_experts;
-
-/* Reads them; *out holds what the family takes where a key is missing. TSR_EDATA: sizes do not fit each other, or the
- * keys of older files say another way of choosing. */
-tsr_status tsr_model_config_grouped_experts(tsr_grouped_experts *out,
-                                            const tsr_model_config *config, const json_t *root,
-                                            const char *place);
-
 /* sliding_window; where the key is missing, `missing`; null: 0. */
 tsr_status tsr_model_config_sliding_window(uint64_t *out, const json_t *root, uint64_t missing,
                                            const char *place);

@@ -5,6 +5,7 @@
  */
 #include "model/arch/config_parts.h"
 #include "model/arch/decoder.h"
+#include "model/arch/experts.h"
 #include "model/arch/families.h"
 
 #include <inttypes.h>
@@ -79,15 +80,8 @@ static tsr_status read_latents(tsr_model_config *out, const json_t *root, const 
 
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
-    tsr_grouped_experts experts = {.dense_layers = 3,
-                                   .count = 256,
-                                   .per_token = 8,
-                                   .size = 2048,
-                                   .shared = 1,
-                                   .groups = 8,
-                                   .chosen_groups = 4,
-                                   .normalise = true,
-                                   .scale = 2.5};
+    static const tsr_grouped_defaults experts = {
+        .dense_layers = 3, .shared = 1, .groups = 8, .chosen_groups = 4, .scale = 2.5};
     tsr_rope_scaling *rope = &out->rope[0];
     TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     TSR_TRY(read_heads(out, root, place));
@@ -98,7 +92,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
     out->attention_scale = 1 / sqrt((double)out->head_dim);
     if (rope->type == TSR_ROPE_YARN && rope->all_magnitude != 0)
         out->attention_scale *= rope->all_magnitude * rope->all_magnitude;
-    return tsr_model_config_grouped_experts(&experts, out, root, place);
+    return tsr_model_config_grouped(out, root, &experts, place);
 }
 
 /* Queries and the latent of keys with values, which is one matrix with the keys' shared part. */
@@ -155,7 +149,6 @@ static int16_t attention(tsr_block *b, int16_t x, const tsr_model_config *c)
 static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
 {
     float eps = (float)c->rms_norm_eps;
-    (void)layer;
     tsr_residual r = tsr_block_begin(out, c->hidden_size);
     int16_t h =
         tsr_block_norm(out, &r, "input_layernorm", eps, (tsr_value_name){"x", "input of the layer"},
@@ -164,7 +157,10 @@ static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
     h = tsr_block_norm(out, &r, "post_attention_layernorm", eps,
                        (tsr_value_name){"x_mid", "the residual after attention"},
                        (tsr_value_name){"h2", "the normed input of the MLP"});
-    tsr_block_add(out, &r, tsr_decoder_mlp(out, h, c));
+    tsr_block_add(out, &r,
+                  tsr_decoder_is_sparse(c, layer)
+                      ? tsr_decoder_experts(out, h, c, &tsr_expert_names_grouped)
+                      : tsr_decoder_mlp(out, h, c));
     return tsr_block_end(out, r, "DeepSeek's layer");
 }
 
