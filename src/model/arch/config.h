@@ -114,6 +114,7 @@ typedef struct {
     int eos_count;
     /* quantization_config: a bitsandbytes nf4 checkpoint. */
     bool prequantized, double_quant;
+    bool fp8; /* or weights in e4m3, which the checkpoint reads as BF16 (io/fp8_blocks.h) */
 } tsr_model_config;
 
 /* Columns of a head that turn by rope[rope]. */

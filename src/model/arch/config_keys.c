@@ -237,7 +237,8 @@ tsr_status tsr_model_config_quantization(tsr_model_config *out, const json_t *ro
     TSR_TRY(tsr_json_object(&config, root, "quantization_config", place));
     if (tsr_json_has(config, "quant_method"))
         TSR_TRY(tsr_json_string(&method, config, "quant_method", place));
-    if (!strcmp(method, "fp8"))
+    out->fp8 = !strcmp(method, "fp8");
+    if (out->fp8)
         return check_fp8(config, place);
     if (strcmp(method, "bitsandbytes"))
         return tsr_fail(TSR_EDATA,
