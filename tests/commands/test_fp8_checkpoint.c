@@ -1,13 +1,16 @@
 /*
  * A checkpoint in e4m3 with a scale for each block of 128 x 128 (DeepSeek-V3's published form) against the same model in
  * BF16, whose values are computed here: of a model with latent attention and experts, plain and in NF4, on one and three
- * ranks: losses, trainings, and what quantize and merge write have the same bits. inspect says what is stored.
+ * ranks: losses, trainings, and what quantize and merge write have the same bits. inspect says what is stored. A layer
+ * behind the last one, which predicts further tokens, is left out with one line.
  */
 #include "support/job.h"
 #include "support/scratch.h"
 
+#include "base/log.h"
 #include "io/fp8_blocks.h"
 #include "io/json.h"
+#include "model/layout.h"
 #include "tessera.h"
 
 #include <jansson.h>
@@ -17,9 +20,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define GOLDEN TSR_SOURCE_DIR "/tests/golden/families/deepseek_v3"
-#define STEPS  2
-#define MOST   256 /* tensors, and those written of them */
+#define GOLDEN  TSR_SOURCE_DIR "/tests/golden/families/deepseek_v3"
+#define STEPS   2
+#define FURTHER "model.layers.3.eh_proj.weight"
+#define MOST    256 /* tensors, and those written of them */
 
 static const char *coded, *plain; /* both models */
 
@@ -48,8 +52,8 @@ typedef struct {
     int coded_count, plain_count;
 } models;
 
-/* Adds a matrix to both: codes and scales, and their products rounded to bf16. */
-static void add_matrix(models *m, const tsr_tensor *tensor)
+/* Adds a matrix to both, as `called`: codes and scales, and their products rounded to bf16. */
+static void add_matrix(models *m, const tsr_tensor *tensor, const char *called)
 {
     uint64_t rows = tensor->shape[0], columns = tensor->shape[1];
     uint64_t down = (rows + 127) / 128, across = (columns + 127) / 128;
@@ -68,9 +72,9 @@ static void add_matrix(models *m, const tsr_tensor *tensor)
     }
     free(values);
     char *name = m->name[m->plain_count];
-    snprintf(name, sizeof m->name[0], "%s%s", tensor->name, TSR_FP8_SCALE_SUFFIX);
+    snprintf(name, sizeof m->name[0], "%s%s", called, TSR_FP8_SCALE_SUFFIX);
     tsr_tensor_source source = {
-        .name = tensor->name, .ndim = 2, .shape = {rows, columns}, .dtype = TSR_BF16};
+        .name = called, .ndim = 2, .shape = {rows, columns}, .dtype = TSR_BF16};
     source.data = narrow;
     m->plain[m->plain_count++] = source;
     source.data = codes;
@@ -130,9 +134,11 @@ static int setup(void **state)
         const tsr_tensor *tensor = tsr_safetensors_at(file, i);
         bool linear = tensor->ndim == 2 && strstr(tensor->name, "_proj");
         if (linear)
-            add_matrix(&m, tensor);
+            add_matrix(&m, tensor, tensor->name);
         else
             add_other(&m, tensor);
+        if (!strcmp(tensor->name, "model.layers.2.self_attn.o_proj.weight"))
+            add_matrix(&m, tensor, FURTHER);
     }
     snprintf(names[0], sizeof names[0], "%s", scratch_path("coded"));
     snprintf(names[1], sizeof names[1], "%s", scratch_path("plain"));
@@ -189,7 +195,8 @@ static trace run(const char *model, const char *output, bool in_4bit, int ranks)
     job_set(&spec, "eval_dataset=%s/train.jsonl", GOLDEN);
     job_set(&spec, "output_dir=%s", output);
     job_set(&spec, "load_in_4bit=%s", in_4bit ? "true" : "false");
-    job_set(&spec, "lora_target_modules=[q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj]");
+    job_set(&spec,
+            "lora_target_modules=[q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj]");
     job_set(&spec, "dtype=float32");
     job_set(&spec, "per_device_train_batch_size=1");
     job_set(&spec, "per_device_eval_batch_size=1");
@@ -211,6 +218,41 @@ static void test_training(void **state)
         assert_memory_equal(&want, &one, sizeof want);
         assert_memory_equal(&want, &three, sizeof want);
     }
+}
+
+/* ---- layers further on ---- */
+
+static char lines[1000];
+
+static void add_line(void *user, tsr_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    strncat(lines, line, sizeof lines - strlen(lines) - 1);
+}
+
+static void test_further_layers(void **state)
+{
+    (void)state;
+    tsr_model_config config;
+    tsr_checkpoint *checkpoint;
+    tsr_layout layout;
+    char wanted[800];
+    const tsr_layout_options options = {.compute = TSR_F32};
+    assert_int_equal(tsr_model_config_load(&config, coded), TSR_OK);
+    assert_int_equal(tsr_checkpoint_open(&checkpoint, coded), TSR_OK);
+    assert_non_null(tsr_checkpoint_find(checkpoint, FURTHER));
+    tsr_log_set(add_line, NULL, TSR_LOG_INFO);
+    tsr_status status = tsr_layout_make(&layout, &config, checkpoint, NULL, &options);
+    tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    assert_int_equal(status, TSR_OK);
+    snprintf(wanted, sizeof wanted,
+             "%s: 1 tensors of layers from 3 on are not used: they predict tokens further on "
+             "(num_nextn_predict_layers)",
+             coded);
+    assert_string_equal(lines, wanted);
+    tsr_layout_free(&layout);
+    tsr_checkpoint_close(checkpoint);
 }
 
 /* ---- commands ---- */
@@ -281,9 +323,8 @@ static void test_inspect(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_training),
-        cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_training), cmocka_unit_test(test_further_layers),
+        cmocka_unit_test(test_quantize), cmocka_unit_test(test_merge),
         cmocka_unit_test(test_inspect),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
