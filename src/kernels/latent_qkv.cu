@@ -18,38 +18,54 @@ typedef struct {
     int stride;    /* from head to head */
 } columns;
 
-static __device__ __forceinline__ float settled(float value, const float *g, tsr_frozen bias,
-                                                int64_t column)
+/* What a linear left out: magnitude and bias, from column `first` of theirs on. */
+typedef struct {
+    const float *g;
+    tsr_frozen bias;
+    int first;
+} missing;
+
+static __device__ __forceinline__ missing missing_of(const float *g, tsr_frozen bias, int first)
 {
-    if (g)
-        value *= g[column];
-    if (bias.data)
-        value += tsr_load(bias.data, column, bias.dtype);
+    missing m = {g, bias, first};
+    return m;
+}
+
+static __device__ __forceinline__ missing nothing(void)
+{
+    missing none = {NULL, {NULL, TSR_F32}, 0};
+    return none;
+}
+
+static __device__ __forceinline__ float settled(float value, const missing *m, int64_t column)
+{
+    if (m->g)
+        value *= m->g[m->first + column];
+    if (m->bias.data)
+        value += tsr_load(m->bias.data, m->first + column, m->bias.dtype);
     return value;
 }
 
-/* `count` columns of every head, with magnitude and bias; `column` is that of the first head in these. */
-static __device__ __forceinline__ void copy_heads(void *out, columns to, const void *in,
-                                                  columns from, int heads, int count,
-                                                  const float *g, tsr_frozen bias, int column,
-                                                  tsr_dtype dtype, bool vectors)
+/* `count` columns of every head; what is missing lies as `from` does. */
+static __device__ __forceinline__ void copy_heads(const tsr_latent_shape *s, void *out, columns to,
+                                                  const void *in, columns from, int count,
+                                                  missing m, bool vectors)
 {
     int each = vectors ? count / TSR_VECTOR : count;
-    for (int i = threadIdx.x; i < heads * each; i += THREADS) {
+    for (int i = threadIdx.x; i < s->heads * each; i += THREADS) {
         int head = i / each, x = i % each * (vectors ? TSR_VECTOR : 1);
-        int64_t at = column + (int64_t)head * from.stride + x;
-        int64_t source = from.first + (int64_t)head * from.stride + x;
+        int64_t column = (int64_t)head * from.stride + x, source = from.first + column;
         int64_t target = to.first + (int64_t)head * to.stride + x;
         if (!vectors) {
-            tsr_store(out, target, settled(tsr_load(in, source, dtype), g, bias, at), dtype);
+            tsr_store(out, target, settled(tsr_load(in, source, s->dtype), &m, column), s->dtype);
             continue;
         }
         float value[TSR_VECTOR];
-        tsr_load8(value, in, source, dtype);
+        tsr_load8(value, in, source, s->dtype);
 #pragma unroll
         for (int j = 0; j < TSR_VECTOR; j++)
-            value[j] = settled(value[j], g, bias, at + j);
-        tsr_store8(out, target, value, dtype);
+            value[j] = settled(value[j], &m, column + j);
+        tsr_store8(out, target, value, s->dtype);
     }
 }
 
@@ -72,24 +88,17 @@ static __device__ __forceinline__ pair_place pair_of(const tsr_latent_shape *s, 
 /* The turning columns of every head of q; out may be in. */
 static __device__ __forceinline__ void turn_heads(const tsr_latent_shape *s, int64_t position,
                                                   void *out, const void *in, int64_t first,
-                                                  const float *g, tsr_frozen bias, bool back)
+                                                  missing m, bool back)
 {
     int pairs = s->rope_dim / 2, wide = s->nope_dim + s->rope_dim;
     for (int i = threadIdx.x; i < s->heads * pairs; i += THREADS) {
         pair_place p = pair_of(s, position, i % pairs, back);
-        int column = i / pairs * wide + s->nope_dim;
-        float a = settled(tsr_load(in, first + column + p.low, s->dtype), g, bias, column + p.low);
-        float b =
-            settled(tsr_load(in, first + column + p.high, s->dtype), g, bias, column + p.high);
-        tsr_store(out, first + column + p.low, a * p.cosine - b * p.sine, s->dtype);
-        tsr_store(out, first + column + p.high, b * p.cosine + a * p.sine, s->dtype);
+        int column = i / pairs * wide + s->nope_dim, low = column + p.low, high = column + p.high;
+        float a = settled(tsr_load(in, first + low, s->dtype), &m, low);
+        float b = settled(tsr_load(in, first + high, s->dtype), &m, high);
+        tsr_store(out, first + low, a * p.cosine - b * p.sine, s->dtype);
+        tsr_store(out, first + high, b * p.cosine + a * p.sine, s->dtype);
     }
-}
-
-static __device__ __forceinline__ tsr_frozen no_bias(void)
-{
-    tsr_frozen none = {NULL, TSR_F32};
-    return none;
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -102,6 +111,7 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t token = blockIdx.x, position = s->positions[token], row = token * s->heads;
     columns heads = {row * wide, wide}, inner = {row * both, both};
     columns values = {row * s->v_dim, s->v_dim}, rest = {row * both + nope, both};
+    missing of_q = missing_of(a.q_g, a.q_bias, 0), of_kv = missing_of(a.kv_g, a.kv_bias, 0);
     for (int i = threadIdx.x; i < rope / 2; i += THREADS) {
         pair_place p = pair_of(s, position, i, false);
         float low = tsr_load(a.shared, token * rope + p.low, s->dtype);
@@ -110,10 +120,10 @@ static __global__ void __launch_bounds__(THREADS)
         turned[p.high] = high * p.cosine + low * p.sine;
     }
     if (a.q != a.q_z || a.q_g || a.q_bias.data)
-        copy_heads(a.q, heads, a.q_z, heads, s->heads, nope, a.q_g, a.q_bias, 0, s->dtype, vectors);
-    turn_heads(s, position, a.q, a.q_z, row * wide, a.q_g, a.q_bias, false);
-    copy_heads(a.k, heads, a.kv_z, inner, s->heads, nope, a.kv_g, a.kv_bias, 0, s->dtype, vectors);
-    copy_heads(a.v, values, a.kv_z, rest, s->heads, s->v_dim, a.kv_g, a.kv_bias, nope, s->dtype,
+        copy_heads(s, a.q, heads, a.q_z, heads, nope, of_q, vectors);
+    turn_heads(s, position, a.q, a.q_z, row * wide, of_q, false);
+    copy_heads(s, a.k, heads, a.kv_z, inner, nope, of_kv, vectors);
+    copy_heads(s, a.v, values, a.kv_z, rest, s->v_dim, missing_of(a.kv_g, a.kv_bias, nope),
                vectors);
     __syncthreads();
     for (int i = threadIdx.x; i < s->heads * rope; i += THREADS)
@@ -153,12 +163,10 @@ static __global__ void __launch_bounds__(THREADS)
     columns heads = {row * wide, wide}, inner = {row * both, both};
     columns values = {row * s->v_dim, s->v_dim}, rest = {row * both + nope, both};
     if (a.q_dy != a.dq)
-        copy_heads(a.q_dy, heads, a.dq, heads, s->heads, nope, NULL, no_bias(), 0, s->dtype,
-                   vectors);
-    turn_heads(s, position, a.q_dy, a.dq, row * wide, NULL, no_bias(), true);
-    copy_heads(a.kv_dy, inner, a.dk, heads, s->heads, nope, NULL, no_bias(), 0, s->dtype, vectors);
-    copy_heads(a.kv_dy, rest, a.dv, values, s->heads, s->v_dim, NULL, no_bias(), 0, s->dtype,
-               vectors);
+        copy_heads(s, a.q_dy, heads, a.dq, heads, nope, nothing(), vectors);
+    turn_heads(s, position, a.q_dy, a.dq, row * wide, nothing(), true);
+    copy_heads(s, a.kv_dy, inner, a.dk, heads, nope, nothing(), vectors);
+    copy_heads(s, a.kv_dy, rest, a.dv, values, s->v_dim, nothing(), vectors);
     add_heads(sum, part, s, a.dk, row * wide);
     for (int i = threadIdx.x; i < rope / 2; i += THREADS) {
         pair_place p = pair_of(s, position, i, true);
