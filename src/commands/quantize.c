@@ -44,7 +44,9 @@ static tsr_status add_sources(quantizing *all)
 static double bytes_to_read(const tsr_convert *convert)
 {
     const tsr_inputs *inputs = &convert->inputs;
-    double total = (double)tsr_checkpoint_total_bytes(inputs->checkpoint);
+    double total = 0;
+    for (uint64_t i = 0; i < tsr_checkpoint_count(inputs->checkpoint); i++)
+        total += (double)tsr_checkpoint_at(inputs->checkpoint, i)->bytes;
     for (int i = 0; i < inputs->layout.layer_count; i++)
         for (int j = 0; j < tsr_layout_linears(&inputs->layout.unit[i]); j++)
             total += (double)inputs->layout.unit[i].linear[j].source.weight->bytes *

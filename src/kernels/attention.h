@@ -8,9 +8,10 @@
  * up to `tokens` are padding: o, lse and all gradients are 0 there.
  *
  * lse is the natural logarithm of the sum of exp of the scaled scores. dk and dv are summed over
- * the query heads of a group in the order of heads.
+ * the query heads of a group in the order of heads. Heads of v, and so of o, may have another size Dv than
+ * those of q and k (latent attention).
  *
- * Cost     forward 4 D FLOPs for each visible pair and query head, backward 10 D; q, k, v, o once.
+ * Cost     forward 2 (D + Dv) FLOPs for each visible pair and query head, backward 6 D + 4 Dv; q, k, v, o once.
  */
 #ifndef TSR_KERNELS_ATTENTION_H
 #define TSR_KERNELS_ATTENTION_H
@@ -24,6 +25,7 @@ typedef struct {
     uint64_t workspace_bytes;
     int64_t tokens;
     int32_t documents, q_heads, kv_heads, head_dim;
+    int32_t v_dim;  /* Dv; 0: head_dim */
     int32_t window; /* 0: none */
     float scale;    /* of the scores; 0: 1 / sqrt(D) */
     float
@@ -32,10 +34,11 @@ typedef struct {
 } tsr_attention_shape;
 
 typedef struct {
-    const void *q;     /* [tokens, Hq, D] */
-    const void *k, *v; /* [tokens, Hkv, D] */
-    void *o;           /* [tokens, Hq, D] */
-    float *lse;        /* [Hq, tokens] */
+    const void *q; /* [tokens, Hq, D] */
+    const void *k; /* [tokens, Hkv, D] */
+    const void *v; /* [tokens, Hkv, Dv] */
+    void *o;       /* [tokens, Hq, Dv] */
+    float *lse;    /* [Hq, tokens] */
     tsr_attention_shape shape;
 } tsr_attention_args;
 
@@ -50,6 +53,7 @@ typedef struct {
 typedef struct {
     int64_t tokens, documents, longest; /* longest: tokens of one document */
     int32_t q_heads, kv_heads, head_dim;
+    int32_t v_dim; /* 0: head_dim */
     float softcap;
     tsr_dtype dtype;
     bool train;
@@ -59,6 +63,12 @@ typedef struct {
      * same kernel, and the same bits, but for documents that fit in no other way (attention_cudnn.h). */
     int wider;
 } tsr_attention_bounds;
+
+/* Columns of a head of v and o. */
+static inline int32_t tsr_attention_v_dim(int32_t v_dim, int32_t head_dim)
+{
+    return v_dim ? v_dim : head_dim;
+}
 
 /* What scores are multiplied by. */
 float tsr_attention_scale(const tsr_attention_shape *shape);

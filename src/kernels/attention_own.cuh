@@ -11,7 +11,7 @@
 /* What both directions know of a call. */
 typedef struct {
     const int32_t *cu_seqlens;
-    int tokens, documents, q_heads, kv_heads, dim, window;
+    int tokens, documents, q_heads, kv_heads, dim, v_dim, window; /* v_dim: of v and o */
     float scale, softcap;
     tsr_dtype dtype;
     bool vectors; /* every row begins on 16 bytes */
@@ -23,7 +23,7 @@ typedef struct {
     const float *lse, *delta; /* [Hq, tokens] */
 } attention_inputs;
 
-/* attention_mma.cu: BF16 on tensor cores, head_dim a multiple of 8 up to 128, vectors. */
+/* attention_mma.cu: BF16 on tensor cores, head sizes a multiple of 8 up to 128, or 192 with values of 128; vectors. */
 bool attention_mma_takes(const attention_call *c);
 tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
                                  const tsr_attention_args *args);

@@ -32,6 +32,7 @@
 #include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
 #include "kernels/head_weight.h"
+#include "kernels/latent_qkv.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
 #include "kernels/nf4_dequant.h"
@@ -69,6 +70,8 @@
     X(rms_norm_backward)                                                                           \
     X(rope_qkv)                                                                                    \
     X(rope_qkv_backward)                                                                           \
+    X(latent_qkv)                                                                                  \
+    X(latent_qkv_backward)                                                                         \
     X(attention)                                                                                   \
     X(attention_backward)                                                                          \
     X(swiglu)                                                                                      \

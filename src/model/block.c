@@ -245,6 +245,34 @@ void tsr_block_rope(tsr_block *b, int16_t qkv[3], const char *q_norm, const char
     node->weight[1] = add_vector(b, k_norm, (uint64_t)spec->head_dim);
 }
 
+void tsr_block_columns(tsr_block *b, int16_t out[2], int16_t value, uint64_t width,
+                       const tsr_value_name called[2])
+{
+    tsr_node *node = add_node(b, &tsr_node_columns);
+    node->in[0] = value;
+    if (width >= b->value[value].width)
+        b->fault = "it splits a value into more than it has";
+    out[0] = add_output(b, node, 0, called[0], width, false);
+    out[1] = add_output(b, node, 1, called[1], b->value[value].width - width, false);
+}
+
+void tsr_block_latent(tsr_block *b, int16_t qkv[3], const tsr_latent_spec *spec)
+{
+    static const tsr_value_name called[3] = {{"q", "queries"}, {"k", "keys"}, {"v", "values"}};
+    tsr_node *node = add_node(b, &tsr_node_latent);
+    uint64_t heads = (uint64_t)spec->heads, nope = (uint64_t)spec->nope_dim;
+    uint64_t rope = (uint64_t)spec->rope_dim, v = (uint64_t)spec->v_dim;
+    const uint64_t in[3] = {heads * (nope + rope), rope, heads * (nope + v)};
+    const uint64_t out[3] = {heads * (nope + rope), heads * (nope + rope), heads * v};
+    node->spec.latent = *spec;
+    for (int i = 0; i < 3; i++) {
+        node->in[i] = qkv[i];
+        if (b->value[qkv[i]].width != in[i])
+            b->fault = "latent attention reads values of other widths";
+        qkv[i] = add_output(b, node, i, called[i], out[i], false);
+    }
+}
+
 /* A vector without the block's 1 + w. */
 static int16_t add_plain_vector(tsr_block *b, const char *name, uint64_t rows, uint64_t count,
                                 bool bare)
@@ -343,7 +371,9 @@ int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attent
     add_output(b, node, TSR_ATTENTION_LSE, (tsr_value_name){"lse", "attention's log-sum-exp"},
                (uint64_t)spec->q_heads, true);
     return add_output(b, node, TSR_ATTENTION_O, (tsr_value_name){"o", "output of attention"},
-                      b->value[qkv[0]].width, false);
+                      (uint64_t)spec->q_heads *
+                          (uint64_t)tsr_attention_v_dim(spec->v_dim, spec->head_dim),
+                      false);
 }
 
 int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation activation)

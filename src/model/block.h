@@ -123,12 +123,21 @@ typedef struct {
     bool neighbours; /* as in kernels/rope_tables.h */
 } tsr_rope_spec;
 
+/* As in kernels/latent_qkv.h; table: of the model's. */
+typedef struct {
+    int32_t heads, nope_dim, rope_dim, v_dim;
+    int32_t table;
+    bool neighbours;
+} tsr_latent_spec;
+
+/* v_dim: of the heads of values; 0: head_dim. */
 typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     int32_t window; /* a token sees itself and window - 1 before it; 0: all before it */
     float scale;    /* of the scores; 0: 1 / sqrt(head_dim) */
     float softcap;  /* c: the scores become c tanh(score / c); 0: they stay */
     bool shared;    /* other layers read its keys and values too; set by tsr_block_attention */
+    int32_t v_dim;
 } tsr_attention_spec;
 
 typedef struct {
@@ -178,6 +187,7 @@ typedef struct {
         tsr_attention_spec attention;
         tsr_glu_spec glu;
         tsr_inputs_spec inputs;
+        tsr_latent_spec latent;
         tsr_route_spec route;
         tsr_experts_spec experts;
         tsr_convolution_spec convolution;
@@ -240,6 +250,14 @@ int16_t tsr_block_linear(tsr_block *block, int16_t x, const char *name, uint64_t
  * none. v alone TSR_NONE: it is left as it is. */
 void tsr_block_rope(tsr_block *block, int16_t qkv[3], const char *q_norm, const char *k_norm,
                     const tsr_rope_spec *spec);
+
+/* A linear's result in two: its first `width` columns, and the rest. */
+void tsr_block_columns(tsr_block *block, int16_t out[2], int16_t value, uint64_t width,
+                       const tsr_value_name called[2]);
+
+/* qkv: results of linears, queries and keys with values, and between them the part of keys that all heads share, which a
+ * columns made; they are replaced by q, k and v. */
+void tsr_block_latent(tsr_block *block, int16_t qkv[3], const tsr_latent_spec *spec);
 
 int16_t tsr_block_attention(tsr_block *block, const int16_t qkv[3], const tsr_attention_spec *spec);
 

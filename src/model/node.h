@@ -9,6 +9,10 @@
  *     rope        in    q, k, v as linears leave them, or one of     weight  norms of the heads of q and k
  *                       which they are columns one behind the other
  *                 out   q, k, v as attention reads them
+ *     columns     in    z                                            of a linear
+ *                 out   its first columns, with everything; the rest
+ *     latent      in    q, the keys' shared part, keys and values    as the linears of latent attention leave them
+ *                 out   q, k, v as attention reads them (kernels/latent_qkv.h)
  *     attention   in    q, k, v
  *                 out   o; lse
  *     glu         in    gate, up; or one of which they are halves
@@ -53,6 +57,7 @@
 enum { TSR_NORM_X, TSR_NORM_PENDING };
 enum { TSR_NORM_SUM, TSR_NORM_H, TSR_NORM_RSTD };
 enum { TSR_ATTENTION_O, TSR_ATTENTION_LSE };
+enum { TSR_LATENT_Q, TSR_LATENT_SHARED, TSR_LATENT_KV };
 enum { TSR_ROUTE_P, TSR_ROUTE_ROUTES, TSR_ROUTE_LOGITS };
 enum { TSR_ROUTE_WEIGHT, TSR_ROUTE_BIAS, TSR_ROUTE_CORRECTION, TSR_ROUTE_SCALE };
 enum { TSR_EXPERTS_X, TSR_EXPERTS_ROUTES };
@@ -208,5 +213,5 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
 extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
     tsr_node_glu, tsr_node_gain, tsr_node_inputs, tsr_node_route, tsr_node_experts,
     tsr_node_combine, tsr_node_sum, tsr_node_convolution, tsr_node_delta_rule, tsr_node_gated_norm,
-    tsr_node_split, tsr_node_gate;
+    tsr_node_split, tsr_node_gate, tsr_node_columns, tsr_node_latent;
 #endif

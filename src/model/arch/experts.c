@@ -14,6 +14,15 @@ const tsr_expert_names tsr_expert_names_usual = {
     .gate_up_files = {.one = {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"}},
     .down_files = {.one = {"mlp.experts.%d.down_proj"}}};
 
+const tsr_expert_names tsr_expert_names_grouped = {
+    .router = {.weight = "mlp.gate", .correction = "mlp.gate.e_score_correction_bias"},
+    .gate_up = "mlp.experts.gate_up_proj",
+    .down = "mlp.experts.down_proj",
+    .gate_up_files = {.one = {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"}},
+    .down_files = {.one = {"mlp.experts.%d.down_proj"}},
+    .shared = {"mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
+               "mlp.shared_experts.down_proj"}};
+
 tsr_block_routes tsr_decoder_route(tsr_block *b, int16_t x, const tsr_model_config *c,
                                    const tsr_expert_names *names)
 {
@@ -51,11 +60,28 @@ int16_t tsr_decoder_routed(tsr_block *b, int16_t input, const tsr_block_routes *
     return tsr_block_combine(b, act, routes, &down);
 }
 
+/* The MLP beside the experts. */
+static int16_t shared_mlp(tsr_block *b, int16_t x, const tsr_model_config *c,
+                          const tsr_expert_names *names)
+{
+    uint64_t width = c->experts.shared_width;
+    const tsr_matrix gate_up[2] = {{.name = names->shared[0], .out = width, .in = c->hidden_size},
+                                   {.name = names->shared[1], .out = width, .in = c->hidden_size}};
+    int16_t value[TSR_NODE_PORTS];
+    tsr_block_linears(b, value, x, gate_up, 2);
+    int16_t act = tsr_block_glu(b, value[0], value[1], c->experts.activation);
+    return tsr_block_linear(b, act, names->shared[2], c->hidden_size, false);
+}
+
 int16_t tsr_decoder_experts(tsr_block *b, int16_t x, const tsr_model_config *c,
                             const tsr_expert_names *names)
 {
     tsr_block_routes routes = tsr_decoder_route(b, x, c, names);
-    return tsr_decoder_routed(b, x, &routes, c, names);
+    int16_t y = tsr_decoder_routed(b, x, &routes, c, names);
+    if (!c->experts.shared_width || !names->shared[0])
+        return y;
+    return tsr_block_plus(b, y, shared_mlp(b, x, c, names),
+                          (tsr_value_name){"mlp", "the experts and the MLP beside them"});
 }
 
 tsr_status tsr_decoder_sparse_block(tsr_block *out, const tsr_model_config *c, int layer,
