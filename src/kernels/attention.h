@@ -10,6 +10,10 @@
  * lse is the natural logarithm of the sum of exp of the scaled scores. dk and dv are summed over
  * the query heads of a group in the order of heads.
  *
+ * A sink is one more score of every query of its head, neither scaled nor capped nor hidden, whose
+ * value is 0: a query's weights then sum to less than 1 (gpt-oss; Xiao et al. 2023). lse contains it,
+ * which is all that the backward needs of it. Sinks are frozen.
+ *
  * Cost     forward 4 D FLOPs for each visible pair and query head, backward 10 D; q, k, v, o once.
  */
 #ifndef TSR_KERNELS_ATTENTION_H
@@ -24,8 +28,9 @@ typedef struct {
     uint64_t workspace_bytes;
     int64_t tokens;
     int32_t documents, q_heads, kv_heads, head_dim;
-    int32_t window; /* 0: none */
-    float scale;    /* of the scores; 0: 1 / sqrt(D) */
+    int32_t window;   /* 0: none */
+    float scale;      /* of the scores; 0: 1 / sqrt(D) */
+    tsr_frozen sinks; /* [Hq], optional; told both directions alike */
     float
         softcap; /* c: scaled scores become c tanh(score / c) before the mask (Gemma 2); 0: they stay */
     tsr_dtype dtype;

@@ -235,11 +235,12 @@ static __global__ void __launch_bounds__(THREADS, 2)
     matrix keys = rows_of(k, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
     matrix values = rows_of(v, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
     float sum[PARTS][PART][PART] = {}, most[PART], total[PART], factor[PART];
+    float sink = sink_of(&c, head);
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         int row = first + ty + SIDE * i;
         low[i] = row < end ? first_key(&c, row) : c.tokens;
-        most[i] = -INFINITY, total[i] = 0;
+        most[i] = sink, total[i] = sink_total(sink);
     }
     for (int key = first < end ? first_key(&c, first) : end; key < end; key += TILE) {
         float score[PART][PART] = {};
@@ -409,7 +410,7 @@ static attention_call call_of(const tsr_attention_shape *s, bool vectors)
 {
     attention_call c = {s->cu_seqlens, (int)s->tokens, s->documents, s->q_heads,
                         s->kv_heads,   s->head_dim,    s->window,    tsr_attention_scale(s),
-                        s->softcap,    s->dtype,       vectors};
+                        s->softcap,    s->dtype,       vectors,      s->sinks};
     return c;
 }
 

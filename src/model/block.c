@@ -247,6 +247,14 @@ int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attent
                       b->value[qkv[0]].width, false);
 }
 
+void tsr_block_sinks(tsr_block *b, int16_t o, const char *name)
+{
+    tsr_node *node = &b->node[b->value[o].node];
+    node->weight[0] = add_vector(b, name, (uint64_t)node->spec.attention.q_heads);
+    b->vector[node->weight[0]].plus_one = false;
+    b->vector[node->weight[0]].bare = true;
+}
+
 int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation activation)
 {
     tsr_node *node = add_node(b, &tsr_node_glu);
@@ -328,7 +336,7 @@ bool tsr_block_same(const tsr_block *a, const tsr_block *b)
         same = !strcmp(a->vector[i].name, b->vector[i].name) &&
                a->vector[i].count == b->vector[i].count &&
                a->vector[i].plus_one == b->vector[i].plus_one &&
-               a->vector[i].one == b->vector[i].one &&
+               a->vector[i].one == b->vector[i].one && a->vector[i].bare == b->vector[i].bare &&
                a->vector[i].of_model == b->vector[i].of_model;
     return same;
 }

@@ -47,6 +47,7 @@ typedef struct {
     bool plus_one; /* what is used is 1 + w (Gemma) */
     bool of_model; /* as of a matrix */
     bool one;      /* the tensor is "<layer>.<name>" and has one element, which stands for all */
+    bool bare;     /* the tensor is "<layer>.<name>" */
 } tsr_vector;
 
 /* What passes between nodes: [tokens, width] of the compute dtype, or a statistic in fp32. */
@@ -164,6 +165,10 @@ void tsr_block_rope(tsr_block *block, int16_t qkv[3], const char *q_norm, const 
                     const tsr_rope_spec *spec);
 
 int16_t tsr_block_attention(tsr_block *block, const int16_t qkv[3], const tsr_attention_spec *spec);
+
+/* The attention that made o has a sink for each of its heads (kernels/attention.h), the vector `name` without
+ * ".weight". */
+void tsr_block_sinks(tsr_block *block, int16_t o, const char *name);
 
 /* f(gate) up; of one linear's result of which up is the second half: up TSR_NONE. */
 int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up, tsr_activation activation);

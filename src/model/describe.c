@@ -66,7 +66,7 @@ static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t l
     for (int i = 0; i < block.vector_count; i++) {
         const tsr_vector *v = &block.vector[i];
         TSR_TRY(add_of(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name),
-                       v->one ? "" : ".weight", v->one ? 1 : v->count, 0));
+                       v->one || v->bare ? "" : ".weight", v->one ? 1 : v->count, 0));
     }
     return TSR_OK;
 }

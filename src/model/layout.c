@@ -235,7 +235,7 @@ static tsr_status make_layer(const builder *b, int layer)
     for (int i = 0; i < unit->block->vector_count; i++) {
         const tsr_vector *vector = &unit->block->vector[i];
         put_name(name, b->prefix, layer, vector->of_model, vector->name,
-                 vector->one ? "" : ".weight");
+                 vector->one || vector->bare ? "" : ".weight");
         TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector->count,
                            (vector_use){.plus = vector->plus_one, .one = vector->one}));
     }

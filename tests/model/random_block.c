@@ -25,6 +25,7 @@ static const char *const v_names[] = {"a.v_proj", "b.v_proj", "c.v_proj"};
 static const char *const o_names[] = {"a.o_proj", "b.o_proj", "c.o_proj"};
 static const char *const q_norms[] = {"a.q_norm", "b.q_norm", "c.q_norm"};
 static const char *const k_norms[] = {"a.k_norm", "b.k_norm", "c.k_norm"};
+static const char *const sinks[] = {"a.sinks", "b.sinks", "c.sinks"};
 static const char *const gates[] = {"a.gate_proj", "b.gate_proj", "c.gate_proj"};
 static const char *const ups[] = {"a.up_proj", "b.up_proj", "c.up_proj"};
 static const char *const downs[] = {"a.down_proj", "b.down_proj", "c.down_proj"};
@@ -68,6 +69,8 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
     value[2] = apart_v == TSR_NONE ? value[2] : apart_v;
     int16_t o = tsr_block_attention(
         b, value, &(tsr_attention_spec){q_heads, kv_heads, head_dim, (int32_t)roll(d, 4)});
+    if (roll(d, 3) == 0)
+        tsr_block_sinks(b, o, sinks[part]);
     return tsr_block_linear(b, o, o_names[part], b->width, bias);
 }
 

@@ -135,12 +135,13 @@ static void rope(pass *p, const tsr_node *node)
     }
 }
 
+/* sink: of the head, or NULL. */
 static void attend(double *o, const pass *p, const tsr_attention_spec *s, int head, int t,
-                   double *const in[3])
+                   double *const in[3], const double *sink)
 {
     int dim = s->head_dim, key_head = head / (s->q_heads / s->kv_heads);
     int first = t - p->r->positions[t];
-    double score[64], sum = 0;
+    double score[64], sum = sink ? exp(*sink) : 0;
     if (s->window && t - s->window + 1 > first)
         first = t - s->window + 1;
     for (int j = first; j <= t; j++) {
@@ -161,10 +162,11 @@ static void attention(pass *p, const tsr_node *node)
     const tsr_attention_spec *s = &node->spec.attention;
     double *const in[3] = {p->value[node->in[0]], p->value[node->in[1]], p->value[node->in[2]]};
     double *o = new_rows(p, (uint64_t)(s->q_heads * s->head_dim));
+    const double *sinks = node->weight[0] == TSR_NONE ? NULL : p->r->vector[node->weight[0]];
     assert_true(p->r->tokens <= 64);
     for (int head = 0; head < s->q_heads; head++)
         for (int t = 0; t < p->r->tokens; t++)
-            attend(o, p, s, head, t, in);
+            attend(o, p, s, head, t, in, sinks ? &sinks[head] : NULL);
     p->value[node->out[TSR_ATTENTION_O]] = o;
 }
 
