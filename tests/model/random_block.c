@@ -74,6 +74,8 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
     return tsr_block_linear(b, o, o_names[part], b->width, bias);
 }
 
+static const tsr_activation activations[] = {TSR_SILU, TSR_GELU_TANH, TSR_SILU_CLAMPED};
+
 static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
 {
     uint64_t f = 8 * (1 + roll(d, 6));
@@ -84,8 +86,7 @@ static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
     const tsr_matrix both = {.name = gates[part], .out = 2 * f, .in = b->width, .bias = bias};
     bool one = roll(d, 3) == 0;
     tsr_block_linears(b, value, h, one ? &both : gate_up, one ? 1 : 2);
-    int16_t act = tsr_block_glu(b, value[0], one ? TSR_NONE : value[1],
-                                roll(d, 2) ? TSR_GELU_TANH : TSR_SILU);
+    int16_t act = tsr_block_glu(b, value[0], one ? TSR_NONE : value[1], activations[roll(d, 3)]);
     return tsr_block_linear(b, act, downs[part], b->width, bias);
 }
 

@@ -170,6 +170,19 @@ static void attention(pass *p, const tsr_node *node)
     p->value[node->out[TSR_ATTENTION_O]] = o;
 }
 
+static double gated(double gate, double up, tsr_activation activation)
+{
+    double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate), g = fmin(gate, 7);
+    switch (activation) {
+    case TSR_SILU:
+        return gate / (1 + exp(-gate)) * up;
+    case TSR_GELU_TANH:
+        return gate / 2 * (1 + tanh(inner)) * up;
+    default:
+        return g / (1 + exp(-1.702 * g)) * (1 + fmax(-7, fmin(7, up)));
+    }
+}
+
 static void glu(pass *p, const tsr_node *node)
 {
     uint64_t width = p->r->block->value[node->out[0]].width;
@@ -179,9 +192,7 @@ static void glu(pass *p, const tsr_node *node)
         uint64_t t = i / width, j = i % width, stride = one ? 2 * width : width;
         double gate = p->value[node->in[0]][t * stride + j];
         double up = one ? p->value[node->in[0]][t * stride + width + j] : p->value[node->in[1]][i];
-        double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
-        bool silu = node->spec.glu.activation == TSR_SILU;
-        act[i] = (silu ? gate / (1 + exp(-gate)) : gate / 2 * (1 + tanh(inner))) * up;
+        act[i] = gated(gate, up, node->spec.glu.activation);
     }
     p->value[node->out[0]] = act;
 }
