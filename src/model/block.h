@@ -44,10 +44,10 @@ typedef struct {
 typedef struct {
     const char *name;
     uint64_t count;
+    bool bare;     /* the tensor is "<layer>.<name>" */
     bool plus_one; /* what is used is 1 + w (Gemma) */
     bool of_model; /* as of a matrix */
     bool one;      /* the tensor is "<layer>.<name>" and has one element, which stands for all */
-    bool bare;     /* the tensor is "<layer>.<name>" */
 } tsr_vector;
 
 /* What passes between nodes: [tokens, width] of the compute dtype, or a statistic in fp32. */

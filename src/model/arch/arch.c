@@ -17,6 +17,7 @@ static const struct {
     const char *model_type, *why;
 } refused[] = {
     {"llama4", "it uses chunked attention and experts, which are not supported"},
+    {"gpt_oss", "it uses experts, which are not supported yet"},
     {"llama4_text", "it uses chunked attention and experts, which are not supported"},
 };
 
