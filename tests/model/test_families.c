@@ -1,7 +1,7 @@
 /*
  * Each family of models against Transformers and PEFT: tests/golden/families/<family>, whose tolerances these are.
- * Losses of rows alone and packed and all logits, on the plain and the NF4 base; what enters each layer, what the
- * last one leaves and what the final norm makes of it; both traces of training, the gradient of every tensor at
+ * Losses of rows alone and packed, of every token, and logits, on the plain and the NF4 base; what enters each layer,
+ * what the last one leaves and what the final norm makes of it; both traces of training, the gradient of every tensor at
  * step 1, and the same bits with all recomputed, on three ranks and with other units; the same model from config.json as it is
  * published.
  *
@@ -19,6 +19,7 @@
 
 #include "io/json.h"
 #include "io/peft.h"
+#include "model/golden_trace.h"
 #include "model/model_parts.h"
 #include "support/golden.h"
 #include "support/head.h"
@@ -30,16 +31,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOSS_TOLERANCE     1e-5
-#define LOGIT_TOLERANCE    3e-4 /* of nll too */
-#define HIDDEN_TOLERANCE   5e-4
-#define TRACE_TOLERANCE    3e-5
-#define GRADIENT_TOLERANCE 3e-4 /* of the tensor's largest */
-#define L2_TOLERANCE       1e-4 /* relative */
-#define FINAL_TOLERANCE    5e-3
-#define MOST_TOKENS        128
-#define ROWS               2
-#define STEPS              8
+#define LOSS_TOLERANCE      1e-5
+#define LOGIT_TOLERANCE     3e-4 /* of nll too */
+#define HIDDEN_TOLERANCE    5e-4
+#define TRACE_TOLERANCE     3e-5
+#define GRADIENT_TOLERANCE  3e-4 /* of the tensor's largest */
+#define L2_TOLERANCE        1e-4 /* relative */
+#define FINAL_TOLERANCE     5e-3
+#define FINAL_RMS_TOLERANCE 3e-4
+#define MOST_TOKENS         128
+#define ROWS                2
+#define STEPS               8
+
+/* Golden logits and hidden states are of tokens 6, 13, 20, .. */
+#define FIRST_TOKEN  6
+#define TOKEN_STRIDE 7
 
 static const char *family, *backend = "cpu", *dtype = "float32";
 
@@ -103,6 +109,12 @@ static void read_rows(row rows[ROWS])
         json_decref(line);
     }
     fclose(file);
+}
+
+/* How many tokens of a row have golden logits and hidden states. */
+static uint64_t golden_tokens(int32_t length)
+{
+    return (uint64_t)(length - FIRST_TOKEN + TOKEN_STRIDE - 1) / TOKEN_STRIDE;
 }
 
 static bool on_gpu(void)
@@ -214,14 +226,16 @@ static top load_top(void)
     return out;
 }
 
-/* The farthest that logits [count, vocab] are from those of rows [count, d], which logits_divisor has divided. */
-static double logits_apart(const top *t, const float *want, const float *rows, uint64_t count)
+/* The farthest that logits [count, vocab] are from those of rows [count, d], `stride` rows from one to the next, which
+ * logits_divisor has divided. */
+static double logits_apart(const top *t, const float *want, const float *rows, uint64_t count,
+                           uint64_t stride)
 {
     double worst = 0, cap = t->config.logits_softcap;
     double *logits = malloc(t->head.vocab * sizeof *logits);
     assert_non_null(logits);
     for (uint64_t i = 0; i < count; i++) {
-        test_head_logits(logits, &t->head, rows + i * t->head.d);
+        test_head_logits(logits, &t->head, rows + i * stride * t->head.d);
         for (uint64_t v = 0; v < t->head.vocab; v++) {
             double got = cap != 0 ? cap * tanh(logits[v] / cap) : logits[v];
             worst = worse(fabs(got - (double)want[i * t->head.vocab + v]), worst);
@@ -229,6 +243,19 @@ static double logits_apart(const top *t, const float *want, const float *rows, u
     }
     free(logits);
     return worst;
+}
+
+/* The loss of every token of row i. */
+static void judge_tokens(tsr_safetensors *file, const char *base, int i, const test_evaluated *got)
+{
+    uint64_t count;
+    double worst = 0;
+    float *nll = golden_f32(&count, file, "%s.row%d.nll", base, i);
+    assert_int_equal(count, got->rows.count - 1);
+    for (uint64_t j = 0; j < count; j++)
+        worst = worse(fabs(got->rows.nll[j] - (double)nll[j]), worst);
+    judge("loss of a token", worst, LOGIT_TOLERANCE);
+    free(nll);
 }
 
 static test_evaluated evaluate_whole(const row *one, const char *base)
@@ -241,7 +268,7 @@ static test_evaluated evaluate_whole(const row *one, const char *base)
     return got;
 }
 
-/* Of every token on the plain base. */
+/* On the plain base. */
 static void test_logits_plain(void **state)
 {
     (void)state;
@@ -253,9 +280,12 @@ static void test_logits_plain(void **state)
         uint64_t count;
         float *want = golden_f32(&count, file, "plain.row%d.logits", i);
         test_evaluated got = evaluate_whole(&rows[i], "plain");
-        assert_int_equal(count, (uint64_t)rows[i].length * t.head.vocab);
-        judge("logits", logits_apart(&t, want, got.rows.rows, (uint64_t)rows[i].length),
+        assert_int_equal(count, golden_tokens(rows[i].length) * t.head.vocab);
+        judge("logits",
+              logits_apart(&t, want, got.rows.rows + FIRST_TOKEN * t.head.d,
+                           golden_tokens(rows[i].length), TOKEN_STRIDE),
               LOGIT_TOLERANCE);
+        judge_tokens(file, "plain", i, &got);
         test_rows_free(&got.rows);
         free(want);
     }
@@ -263,7 +293,7 @@ static void test_logits_plain(void **state)
     tsr_safetensors_close(file);
 }
 
-/* On the NF4 base of the first row's last four tokens, and the loss of every token. */
+/* On the NF4 base of the first row's last four tokens. */
 static void test_logits_nf4(void **state)
 {
     (void)state;
@@ -275,19 +305,13 @@ static void test_logits_nf4(void **state)
     assert_int_equal(count, 4 * t.head.vocab);
     read_rows(rows);
     for (int i = 0; i < ROWS; i++) {
-        double worst = 0;
-        float *nll = golden_f32(&count, file, "nf4.row%d.nll", i);
         test_evaluated got = evaluate_whole(&rows[i], "nf4");
-        assert_int_equal(count, rows[i].length - 1);
-        for (uint64_t j = 0; j < count; j++)
-            worst = worse(fabs(got.rows.nll[j] - (double)nll[j]), worst);
-        judge("loss of a token", worst, LOGIT_TOLERANCE);
+        const float *four = got.rows.rows + (uint64_t)(rows[i].length - 4) * t.head.d;
+        judge_tokens(file, "nf4", i, &got);
         if (i == 0)
-            judge("logits of the last four tokens",
-                  logits_apart(&t, last, got.rows.rows + (count - 3) * t.head.d, 4),
+            judge("logits of the last four tokens", logits_apart(&t, last, four, 4, 1),
                   LOGIT_TOLERANCE);
         test_rows_free(&got.rows);
-        free(nll);
     }
     free(last);
     test_head_free(&t.head);
@@ -339,6 +363,17 @@ static tsr_status take_hidden(tsr_job *job, void *user)
     return job_micro_batches(job, true, 0, take_layers, user);
 }
 
+/* The farthest that an entry is from the golden one, [golden tokens, d]. */
+static double hidden_apart(const hidden *got, uint64_t entry, const float *want, double divisor)
+{
+    const float *states = got->states + entry * got->tokens * got->d;
+    double worst = 0;
+    for (uint64_t t = FIRST_TOKEN; t < got->tokens; t += TOKEN_STRIDE)
+        for (uint64_t i = 0; i < got->d; i++)
+            worst = worse(fabs((double)states[t * got->d + i] * divisor - (double)*want++), worst);
+    return worst;
+}
+
 static void test_hidden(void **state)
 {
     (void)state;
@@ -351,8 +386,8 @@ static void test_hidden(void **state)
     read_rows(rows);
     hidden got = {
         .layers = config.layer_count, .tokens = (uint64_t)rows[0].length, .d = config.hidden_size};
-    assert_int_equal(count, (got.layers + 2) * got.tokens * got.d);
-    got.states = calloc(count, sizeof *got.states);
+    assert_int_equal(count, (got.layers + 2) * golden_tokens(rows[0].length) * got.d);
+    got.states = calloc((got.layers + 2) * got.tokens * got.d, sizeof *got.states);
     assert_non_null(got.states);
     write_whole(&rows[0]);
     job_spec spec = evaluation("plain", golden("checkpoint"));
@@ -362,15 +397,13 @@ static void test_hidden(void **state)
     job_set(&spec, "gradient_checkpointing=none");
     job_set(&spec, "output_dir=%s", scratch_path("hidden"));
     job_run(&spec, take_hidden, &got);
-    for (uint64_t entry = 0, size = got.tokens * got.d; entry < got.layers + 2; entry++) {
+    for (uint64_t entry = 0; entry < got.layers + 2; entry++) {
         double divisor =
             entry > got.layers && config.logits_divisor != 0 ? config.logits_divisor : 1;
-        double worst = 0;
         char what[64];
-        for (uint64_t i = entry * size; i < (entry + 1) * size; i++)
-            worst = worse(fabs((double)got.states[i] * divisor - (double)want[i]), worst);
         snprintf(what, sizeof what, "hidden states %d of %d", (int)entry, (int)got.layers + 1);
-        judge(what, worst, HIDDEN_TOLERANCE);
+        judge(what, hidden_apart(&got, entry, want + entry * (count / (got.layers + 2)), divisor),
+              HIDDEN_TOLERANCE);
     }
     free(got.states);
     free(want);
@@ -408,30 +441,11 @@ typedef struct {
     int64_t label_tokens[STEPS];
 } trace;
 
-/* The gradient of one tensor against the golden one, and its norm: the worst so far of both. */
-static void compare_gradient(double worst[2], tsr_safetensors *file, const json_t *l2,
-                             const char *name, const double *got, uint64_t got_count)
-{
-    uint64_t count;
-    double apart = 0, largest = 0, squares = 0;
-    float *want = golden_f32(&count, file, "grad.step1.%s", name);
-    assert_int_equal(count, got_count);
-    for (uint64_t i = 0; i < count; i++) {
-        apart = worse(fabs(got[i] - (double)want[i]), apart);
-        largest = worse(fabs((double)want[i]), largest);
-        squares += got[i] * got[i];
-    }
-    worst[0] = worse(apart / largest, worst[0]);
-    worst[1] =
-        worse(fabs(sqrt(squares) / json_number_value(json_object_get(l2, name)) - 1), worst[1]);
-    free(want);
-}
-
 /* Every tensor of the adapter, and no other, has the golden gradient. */
 static void judge_gradients(const char *name, const tsr_job *job)
 {
-    tsr_safetensors *file = golden_open(golden("%s/trace.safetensors", name));
-    json_t *facts = load(golden("%s/trace.json", name));
+    golden_trace facts;
+    golden_trace_open(&facts, golden("%s", name));
     const tsr_layout *layout = &job->inputs.layout;
     double worst[2] = {0};
     uint64_t compared = 0;
@@ -445,18 +459,16 @@ static void judge_gradients(const char *name, const tsr_job *job)
                 double *got = job_gradient(&count, job, unit, segment[part]);
                 assert_int_equal(tsr_peft_tensor_name(&tensor, linear->path, (tsr_peft_part)part),
                                  TSR_OK);
-                compare_gradient(worst, file, json_object_get(facts, "grad_step1_l2"), tensor, got,
-                                 count);
+                golden_gradient_apart(worst, golden_trace_find(&facts, tensor), got, count);
                 compared++;
                 free(tensor);
                 free(got);
             }
         }
-    assert_int_equal(compared, tsr_safetensors_count(file));
+    assert_int_equal(compared, facts.count);
     judge("gradients at step 1, of a tensor's largest", worst[0], GRADIENT_TOLERANCE);
     judge("their norms", worst[1], L2_TOLERANCE);
-    json_decref(facts);
-    tsr_safetensors_close(file);
+    golden_trace_close(&facts);
 }
 
 static tsr_status train(tsr_job *job, void *user)
@@ -529,37 +541,12 @@ static void judge_steps(const char *name, const trace *got, nearness most)
     json_decref(facts);
 }
 
-/* Every tensor of the golden adapter against the one that was written; `same`: bit for bit. */
-static void judge_final(const char *wanted, const char *written, bool same)
+static void judge_final(const char *name, const char *written)
 {
-    char path[2][600];
-    snprintf(path[0], sizeof path[0], "%s/adapter_model.safetensors", wanted);
-    snprintf(path[1], sizeof path[1], "%s/adapter_model.safetensors", written);
-    tsr_safetensors *a = golden_open(path[0]), *b = golden_open(path[1]);
-    double worst = 0, squares = 0;
-    uint64_t all = 0;
-    assert_true(tsr_safetensors_count(a) > 0);
-    assert_int_equal(tsr_safetensors_count(a), tsr_safetensors_count(b));
-    for (uint64_t i = 0; i < tsr_safetensors_count(a); i++) {
-        uint64_t count, other;
-        const char *name = tsr_safetensors_at(a, i)->name;
-        float *x = golden_f32(&count, a, "%s", name), *y = golden_f32(&other, b, "%s", name);
-        assert_int_equal(count, other);
-        if (same)
-            assert_memory_equal(x, y, count * sizeof *x);
-        for (uint64_t j = 0; j < count; j++) {
-            double apart = (double)x[j] - (double)y[j];
-            worst = worse(fabs(apart), worst);
-            squares += apart * apart;
-        }
-        all += count;
-        free(x);
-        free(y);
-    }
-    judge("the adapter, elements", worst, FINAL_TOLERANCE);
-    judge("the adapter, rms", sqrt(squares / (double)all), 3e-4);
-    tsr_safetensors_close(a);
-    tsr_safetensors_close(b);
+    golden_trace facts;
+    golden_trace_open(&facts, golden("%s", name));
+    golden_trace_judge_final(&facts, written, FINAL_TOLERANCE, FINAL_RMS_TOLERANCE);
+    golden_trace_close(&facts);
 }
 
 static void judge_trace(const char *name)
@@ -572,13 +559,13 @@ static void judge_trace(const char *name)
     snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
     trace first = run_trace(name, 1, "none", "layer", alone);
     judge_steps(name, &first, (nearness){TRACE_TOLERANCE, 2e-5, 1e-4});
-    judge_final(golden("%s/final", name), alone, false);
+    judge_final(name, alone);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         snprintf(other, sizeof other, "%s_%zu", alone, i);
         trace got = run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, other);
         assert_memory_equal(got.loss, first.loss, sizeof got.loss);
         assert_memory_equal(got.grad_norm, first.grad_norm, sizeof got.grad_norm);
-        judge_final(alone, other, true);
+        golden_same_adapter(alone, other);
     }
 }
 
