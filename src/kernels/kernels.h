@@ -25,6 +25,7 @@
 #include "kernels/head_weight.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
+#include "kernels/mxfp4_dequant.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
 #include "kernels/nf4_quantize.h"
@@ -49,6 +50,7 @@
     X(nf4_merge)                                                                                   \
     X(nf4_quantize)                                                                                \
     X(nf4_nest)                                                                                    \
+    X(mxfp4_dequant)                                                                               \
     X(widen)                                                                                       \
     X(rms_norm)                                                                                    \
     X(rms_norm_backward)                                                                           \
