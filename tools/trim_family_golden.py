@@ -89,11 +89,14 @@ def trim_forward(source, target):
     with open(os.path.join(source, "forward.json")) as f:
         facts = json.load(f)
     del facts["checkpoint_tensors"]
+    if "plain" not in facts:  # gpt_oss_mxfp4 has one base
+        facts["plain"] = {"loss": facts.pop("loss")}
     write_json(os.path.join(target, "forward.json"), facts)
     with open(os.path.join(source, "forward.jsonl")) as f:
         rows = [json.loads(line)["input_ids"] for line in f]
     kept = {}
     for name, value in load_file(os.path.join(source, "forward.safetensors")).items():
+        name = "plain." + name if name.startswith("row") else name
         base, row = name.split(".")[:2]
         if name == f"{base}.{row}.logits":
             kept[f"{base}.{row}.nll"] = losses_of(value, rows[int(row[-1])])

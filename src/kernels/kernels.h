@@ -12,15 +12,19 @@
 #include "base/text.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/combine.h"
 #include "kernels/compose.h"
 #include "kernels/copy_columns.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
+#include "kernels/expert_low_rank_backward.h"
+#include "kernels/expert_weight.h"
 #include "kernels/fixed_point.h"
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_gemm.h"
 #include "kernels/fp8_quantize.h"
 #include "kernels/gemm.h"
+#include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
 #include "kernels/head_weight.h"
 #include "kernels/layer_inputs.h"
@@ -32,8 +36,11 @@
 #include "kernels/noise.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
+#include "kernels/route.h"
+#include "kernels/route_sort.h"
 #include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
+#include "kernels/spread.h"
 #include "kernels/swiglu.h"
 #include "kernels/table_rows.h"
 #include "kernels/types.h"
@@ -51,6 +58,9 @@
     X(nf4_quantize)                                                                                \
     X(nf4_nest)                                                                                    \
     X(mxfp4_dequant)                                                                               \
+    X(expert_weight)                                                                               \
+    X(grouped_gemm)                                                                                \
+    X(expert_low_rank_backward)                                                                    \
     X(widen)                                                                                       \
     X(rms_norm)                                                                                    \
     X(rms_norm_backward)                                                                           \
@@ -62,6 +72,13 @@
     X(swiglu_backward)                                                                             \
     X(layer_inputs)                                                                                \
     X(layer_inputs_backward)                                                                       \
+    X(route)                                                                                       \
+    X(route_sort)                                                                                  \
+    X(route_backward)                                                                              \
+    X(route_stats)                                                                                 \
+    X(combine)                                                                                     \
+    X(spread)                                                                                      \
+    X(combine_backward)                                                                            \
     X(head_begin)                                                                                  \
     X(head_chunk)                                                                                  \
     X(head_finish)                                                                                 \

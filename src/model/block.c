@@ -1,5 +1,6 @@
 #include "model/block.h"
 
+#include "kernels/routes.h"
 #include "model/node.h"
 
 #include <stdio.h>
@@ -234,6 +235,94 @@ void tsr_block_rope(tsr_block *b, int16_t qkv[3], const char *q_norm, const char
     node->weight[1] = add_vector(b, k_norm, (uint64_t)spec->head_dim);
 }
 
+/* A vector without the block's 1 + w. */
+static int16_t add_plain_vector(tsr_block *b, const char *name, uint64_t rows, uint64_t count,
+                                bool bare)
+{
+    int16_t index = add_vector(b, name, count);
+    if (index == TSR_NONE)
+        return index;
+    b->vector[index].plus_one = false;
+    b->vector[index].rows = rows;
+    b->vector[index].bare = bare;
+    return index;
+}
+
+tsr_block_routes tsr_block_route(tsr_block *b, int16_t x, const tsr_router_names *names,
+                                 const tsr_route_spec *spec)
+{
+    tsr_node *node = add_node(b, &tsr_node_route);
+    uint64_t experts = (uint64_t)spec->experts, k = (uint64_t)spec->chosen;
+    tsr_block_routes out;
+    node->spec.route = *spec;
+    node->in[0] = x;
+    node->weight[TSR_ROUTE_WEIGHT] =
+        add_plain_vector(b, names->weight, experts, b->value[x].width, false);
+    node->weight[TSR_ROUTE_BIAS] = add_plain_vector(b, names->bias, 0, experts, true);
+    node->weight[TSR_ROUTE_CORRECTION] = add_plain_vector(b, names->correction, 0, experts, true);
+    node->weight[TSR_ROUTE_SCALE] = add_plain_vector(b, names->expert_scale, 0, experts, true);
+    out.weights = add_output(b, node, TSR_ROUTE_P,
+                             (tsr_value_name){"p", "weights of a token's experts"}, k, true);
+    out.routes =
+        add_output(b, node, TSR_ROUTE_ROUTES,
+                   (tsr_value_name){"routes", "which tokens go to which experts"}, 3 * k, true);
+    b->value[out.routes].fixed = tsr_routes_bytes(0, 0, (int64_t)experts) / sizeof(int32_t);
+    b->value[out.routes].index = true;
+    add_output(b, node, TSR_ROUTE_LOGITS, (tsr_value_name){"logits", "of the router"}, experts,
+               true);
+    if (node->weight[TSR_ROUTE_CORRECTION] != TSR_NONE)
+        b->vector[node->weight[TSR_ROUTE_CORRECTION]].wide = true;
+    return out;
+}
+
+static int16_t add_stack(tsr_block *b, tsr_node *node, const tsr_stack *stack, int32_t chosen)
+{
+    if (b->stack_count == TSR_BLOCK_STACKS) {
+        b->fault = "it has too many stacks of experts";
+        b->stack_count--;
+    }
+    int16_t index = (int16_t)b->stack_count++;
+    b->stack[index] = *stack;
+    b->stack[index].node = (int16_t)(node - b->node);
+    node->spec.experts = (tsr_experts_spec){.experts = (int32_t)stack->experts,
+                                            .chosen = chosen,
+                                            .out = (int64_t)stack->out,
+                                            .in = (int64_t)stack->in};
+    return index;
+}
+
+static int32_t chosen_of(const tsr_block *b, const tsr_block_routes *routes)
+{
+    return (int32_t)b->value[routes->weights].width;
+}
+
+int16_t tsr_block_experts(tsr_block *b, int16_t x, const tsr_block_routes *routes,
+                          const tsr_stack *stack)
+{
+    tsr_node *node = add_node(b, &tsr_node_experts);
+    int32_t k = chosen_of(b, routes);
+    node->in[TSR_EXPERTS_X] = x;
+    node->in[TSR_EXPERTS_ROUTES] = routes->routes;
+    node->weight[0] = add_stack(b, node, stack, k);
+    int16_t out =
+        add_output(b, node, 0, (tsr_value_name){"experts", "output of the experts' gate and up"},
+                   (uint64_t)k * stack->out, false);
+    b->value[out].rows = (uint64_t)k;
+    return out;
+}
+
+int16_t tsr_block_combine(tsr_block *b, int16_t rows, const tsr_block_routes *routes,
+                          const tsr_stack *stack)
+{
+    tsr_node *node = add_node(b, &tsr_node_combine);
+    node->in[TSR_COMBINE_ROWS] = rows;
+    node->in[TSR_COMBINE_P] = routes->weights;
+    node->in[TSR_COMBINE_ROUTES] = routes->routes;
+    node->weight[0] = add_stack(b, node, stack, chosen_of(b, routes));
+    return add_output(b, node, 0, (tsr_value_name){"y", "output of the experts"}, stack->out,
+                      false);
+}
+
 int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attention_spec *spec)
 {
     tsr_node *node = add_node(b, &tsr_node_attention);
@@ -250,9 +339,7 @@ int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attent
 void tsr_block_sinks(tsr_block *b, int16_t o, const char *name)
 {
     tsr_node *node = &b->node[b->value[o].node];
-    node->weight[0] = add_vector(b, name, (uint64_t)node->spec.attention.q_heads);
-    b->vector[node->weight[0]].plus_one = false;
-    b->vector[node->weight[0]].bare = true;
+    node->weight[0] = add_plain_vector(b, name, 0, (uint64_t)node->spec.attention.q_heads, true);
 }
 
 int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation activation)
@@ -262,8 +349,10 @@ int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation act
     node->spec.glu.activation = activation;
     node->in[0] = gate;
     node->in[1] = up;
-    return add_output(b, node, 0, (tsr_value_name){"act", "output of the gated unit"},
-                      up == TSR_NONE ? width / 2 : width, false);
+    int16_t out = add_output(b, node, 0, (tsr_value_name){"act", "output of the gated unit"},
+                             up == TSR_NONE ? width / 2 : width, false);
+    b->value[out].rows = b->value[gate].rows;
+    return out;
 }
 
 void tsr_block_add(tsr_block *b, tsr_residual *r, int16_t value)
@@ -324,7 +413,8 @@ static bool same_nodes(const tsr_block *a, const tsr_block *b)
 bool tsr_block_same(const tsr_block *a, const tsr_block *b)
 {
     bool same = same_nodes(a, b) && a->value_count == b->value_count &&
-                a->matrix_count == b->matrix_count && a->vector_count == b->vector_count;
+                a->matrix_count == b->matrix_count && a->vector_count == b->vector_count &&
+                a->stack_count == b->stack_count;
     for (int i = 0; i < a->value_count && same; i++)
         same = a->value[i].width == b->value[i].width && a->value[i].slot == b->value[i].slot &&
                a->value[i].of_layer == b->value[i].of_layer;
@@ -334,9 +424,16 @@ bool tsr_block_same(const tsr_block *a, const tsr_block *b)
                a->matrix[i].of_model == b->matrix[i].of_model;
     for (int i = 0; i < a->vector_count && same; i++)
         same = !strcmp(a->vector[i].name, b->vector[i].name) &&
-               a->vector[i].count == b->vector[i].count &&
+               a->vector[i].count == b->vector[i].count && a->vector[i].rows == b->vector[i].rows &&
+               a->vector[i].bare == b->vector[i].bare && a->vector[i].wide == b->vector[i].wide &&
                a->vector[i].plus_one == b->vector[i].plus_one &&
-               a->vector[i].one == b->vector[i].one && a->vector[i].bare == b->vector[i].bare &&
+               a->vector[i].one == b->vector[i].one &&
                a->vector[i].of_model == b->vector[i].of_model;
+    for (int i = 0; i < a->stack_count && same; i++)
+        same = !strcmp(a->stack[i].name, b->stack[i].name) &&
+               a->stack[i].files == b->stack[i].files &&
+               a->stack[i].experts == b->stack[i].experts && a->stack[i].out == b->stack[i].out &&
+               a->stack[i].in == b->stack[i].in && a->stack[i].parts == b->stack[i].parts &&
+               a->stack[i].bias == b->stack[i].bias;
     return same;
 }

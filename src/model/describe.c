@@ -35,6 +35,12 @@ static tsr_status add(list *to, char *name, uint64_t rows, uint64_t columns)
     return TSR_OK;
 }
 
+/* Of a module of a layer, below it. */
+static char *below(const list *to, uint64_t layer, const char *name)
+{
+    return tsr_module_path(to->prefix, (int)layer, false, name);
+}
+
 /* "<module><what>" */
 static tsr_status add_of(list *to, char *module, const char *what, uint64_t rows, uint64_t columns)
 {
@@ -49,6 +55,28 @@ static tsr_status add_of(list *to, char *module, const char *what, uint64_t rows
 static tsr_status add_in_model(list *to, const char *name, uint64_t rows, uint64_t columns)
 {
     return add_of(to, strdup(to->prefix), name, rows, columns);
+}
+
+/* As published files have it: one tensor for each expert, else one for all. */
+static tsr_status add_stack(list *to, const tsr_stack *stack, uint64_t layer)
+{
+    const tsr_stack_names *names = stack->files;
+    uint64_t parts = (uint64_t)stack->parts;
+    for (uint64_t i = 0; names->one[0] && !names->fused && i < tsr_stack_matrices(stack); i++) {
+        char name[256];
+        tsr_stack_expert_name(name, names, i / parts, (int)(i % parts));
+        TSR_TRY(add_of(to, below(to, layer, name), ".weight", stack->out / parts, stack->in));
+    }
+    if (names->fused) {
+        bool turned = names->transposed;
+        TSR_TRY(add(to, below(to, layer, names->fused), stack->experts, 0));
+        tsr_tensor *last = &to->tensor[to->count - 1];
+        last->ndim = 3;
+        last->shape[1] = turned ? stack->in : stack->out;
+        last->shape[2] = turned ? stack->out : stack->in;
+    }
+    return stack->bias ? add(to, below(to, layer, names->bias), stack->experts, stack->out)
+                       : TSR_OK;
 }
 
 static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t layer)
@@ -66,8 +94,14 @@ static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t l
     for (int i = 0; i < block.vector_count; i++) {
         const tsr_vector *v = &block.vector[i];
         TSR_TRY(add_of(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name),
-                       v->one || v->bare ? "" : ".weight", v->one ? 1 : v->count, 0));
+                       v->one || v->bare ? "" : ".weight",
+                       v->one    ? 1
+                       : v->rows ? v->rows
+                                 : v->count,
+                       v->rows ? v->count : 0));
     }
+    for (int i = 0; i < block.stack_count; i++)
+        TSR_TRY(add_stack(to, &block.stack[i], layer));
     return TSR_OK;
 }
 

@@ -18,12 +18,28 @@ static int by_address(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+static uint64_t list_of_unit(const tsr_tensor **used, const tsr_layout_unit *unit)
+{
+    uint64_t made = 0;
+    for (int i = 0; i < unit->frozen_count; i++)
+        used[made++] = unit->frozen[i].source;
+    for (int i = 0; i < tsr_layout_stacks(unit); i++)
+        for (uint64_t j = 0;
+             !unit->stack[i].fused && j < tsr_layout_stack_matrices(&unit->stack[i]); j++)
+            used[made++] = unit->stack[i].source[j].weight;
+    return made;
+}
+
 /* What the layout reads, sorted by address; *out is the caller's. */
 static tsr_status list_used(const tsr_tensor ***out, uint64_t *count, const tsr_layout *layout)
 {
     uint64_t most = 3, made = 0;
-    for (int i = 0; i < layout->unit_count; i++)
-        most += (uint64_t)layout->unit[i].frozen_count;
+    for (int i = 0; i < layout->unit_count; i++) {
+        const tsr_layout_unit *unit = &layout->unit[i];
+        most += (uint64_t)unit->frozen_count;
+        for (int j = 0; j < tsr_layout_stacks(unit); j++)
+            most += tsr_layout_stack_matrices(&unit->stack[j]);
+    }
     const tsr_tensor **used = malloc(most * sizeof *used);
     if (!used)
         return tsr_fail(TSR_ENOMEM, "out of memory for %" PRIu64 " tensors", most);
@@ -31,8 +47,7 @@ static tsr_status list_used(const tsr_tensor ***out, uint64_t *count, const tsr_
     used[made++] = layout->head;
     used[made++] = layout->layer_rows;
     for (int i = 0; i < layout->unit_count; i++)
-        for (int j = 0; j < layout->unit[i].frozen_count; j++)
-            used[made++] = layout->unit[i].frozen[j].source;
+        made += list_of_unit(used + made, &layout->unit[i]);
     qsort(used, made, sizeof *used, by_address);
     *out = used;
     *count = made;

@@ -21,6 +21,22 @@ static tsr_status take_floats(float **out, tsr_take_buffer *device, void *user, 
     return TSR_OK;
 }
 
+/* Double quantization's state of a stack. */
+static tsr_status walk_stack(tsr_model_stack_state *state, const tsr_layout_stack *stack,
+                             tsr_take_buffer *device, void *user)
+{
+    if (!stack->quantized || !stack->nested)
+        return TSR_OK;
+    uint64_t matrices = tsr_layout_stack_matrices(stack);
+    TSR_TRY(take_floats(state ? &state->nested_absmax : NULL, device, user, stack->path,
+                        " nested absmax", "double quantization: scales of the scales", matrices,
+                        tsr_layout_stack_nested(stack)));
+    TSR_TRY(take_floats(state ? &state->nested_map : NULL, device, user, stack->path, " nested map",
+                        "double quantization: the 256 values of a scale", 256, 1));
+    return take_floats(state ? &state->offset : NULL, device, user, stack->path, " offsets",
+                       "double quantization: what is added to each expert's scales", matrices, 1);
+}
+
 /* What stays for good: nested scales, DoRA's vectors, tables. */
 static tsr_status walk_unit(unit_state *state, const tsr_model_options *options, int index,
                             tsr_take_buffer *device, void *user)
@@ -51,6 +67,8 @@ static tsr_status walk_unit(unit_state *state, const tsr_model_options *options,
         TSR_TRY(take_floats(norm ? &norm->g : NULL, device, user, linear->path, " g", "DoRA: m / n",
                             linear->out, 1));
     }
+    for (int i = 0; i < unit->block->stack_count; i++)
+        TSR_TRY(walk_stack(state ? &state->stack[i] : NULL, &unit->stack[i], device, user));
     return TSR_OK;
 }
 

@@ -125,6 +125,13 @@ float *tsr_model_nested_absmax(tsr_model *model, int unit, int linear);
 float *tsr_model_nested_map(tsr_model *model, int unit, int linear);
 void tsr_model_set_offset(tsr_model *model, int unit, int linear, float offset);
 
+/* The same of a stack: [matrices, nested scales of one], [256], [matrices]. */
+typedef struct {
+    float *nested_absmax, *nested_map, *offset;
+} tsr_model_stack_state;
+
+const tsr_model_stack_state *tsr_model_stack(const tsr_model *model, int unit, int stack);
+
 /* The row norms n of a DoRA linear, [out], as the last NORM left them. */
 const float *tsr_model_norms(const tsr_model *model, int unit, int linear);
 

@@ -41,9 +41,10 @@ typedef struct {
 } nested_state;
 
 typedef struct {
-    norm_vectors *norm;   /* of each linear */
-    nested_state *nested; /* of each linear */
-    char *saved;          /* host memory of its activations, if they travel */
+    norm_vectors *norm;           /* of each linear */
+    nested_state *nested;         /* of each linear */
+    tsr_model_stack_state *stack; /* of each stack */
+    char *saved;                  /* host memory of its activations, if they travel */
 } unit_state;
 
 struct tsr_model {

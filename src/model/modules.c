@@ -60,6 +60,20 @@ static tsr_status add_below(list *to, uint64_t layer, const char *name, size_t l
     return add(to, path, matrix);
 }
 
+/* The stacks of a layer's experts, which are parameters and no modules. */
+static tsr_status add_stacks(list *to, const tsr_block *block, uint64_t layer)
+{
+    for (int i = 0; i < block->stack_count; i++) {
+        const tsr_stack *s = &block->stack[i];
+        TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, false, s->name), NULL));
+        tsr_adapter_module *last = &to->module[to->count - 1];
+        last->experts = s->experts;
+        last->in_features = s->in;
+        last->out_features = s->out;
+    }
+    return TSR_OK;
+}
+
 static tsr_status add_linears(list *to, const tsr_block *block, uint64_t layer)
 {
     for (int i = 0; i < block->matrix_count; i++) {
@@ -155,6 +169,10 @@ static tsr_status add_all(list *to, const tsr_model_config *config)
     for (uint64_t layer = 0; layer < config->layer_count; layer++) {
         TSR_TRY(tsr_arch_block(&block, config, (int)layer));
         TSR_TRY(add_linears(to, &block, layer));
+    }
+    for (uint64_t layer = 0; layer < config->layer_count; layer++) {
+        TSR_TRY(tsr_arch_block(&block, config, (int)layer));
+        TSR_TRY(add_stacks(to, &block, layer));
     }
     TSR_TRY(add_of_model(to, config));
     if (config->layer_input_width)

@@ -15,6 +15,13 @@
  *                 out   act
  *     gain        in    x                                            weight  one factor
  *                 out   it times the factor
+ *     route       in    x                                            weight  the router's, its bias,
+ *                 out   p, the weights of a token's experts;                 that of the choice, scales
+ *                       routes; logits
+ *     experts     in    x, routes                                    weight  a stack
+ *                 out   a row for each expert of a token
+ *     combine     in    such rows, p, routes                         weight  a stack
+ *                 out   y, the sum over the experts of a token
  *     inputs      in    z                                            weight  the norm's
  *                 out   what every layer takes of the tokens (kernels/layer_inputs.h)
  *
@@ -34,6 +41,10 @@
 enum { TSR_NORM_X, TSR_NORM_PENDING };
 enum { TSR_NORM_SUM, TSR_NORM_H, TSR_NORM_RSTD };
 enum { TSR_ATTENTION_O, TSR_ATTENTION_LSE };
+enum { TSR_ROUTE_P, TSR_ROUTE_ROUTES, TSR_ROUTE_LOGITS };
+enum { TSR_ROUTE_WEIGHT, TSR_ROUTE_BIAS, TSR_ROUTE_CORRECTION, TSR_ROUTE_SCALE };
+enum { TSR_EXPERTS_X, TSR_EXPERTS_ROUTES };
+enum { TSR_COMBINE_ROWS, TSR_COMBINE_P, TSR_COMBINE_ROUTES };
 
 /* What the linear of a matrix has beside its weight, as far as the work of a layer depends on it. */
 typedef struct {
@@ -42,6 +53,25 @@ typedef struct {
     bool composes;  /* DoRA with dropout */
     bool keeps_low; /* every forward makes x A^T (adapters/graph.h) */
 } tsr_matrix_traits;
+
+/* Arrays [TSR_BLOCK_WEIGHTS] hold the matrices', then from here on the stacks'; of a stack's traits only r counts. */
+static inline int tsr_stack_weight(int stack)
+{
+    return TSR_BLOCK_MATRICES + stack;
+}
+
+/* A stack as it lies in the gathered unit: of kernels/expert_weight.h. Borrowed. */
+typedef struct {
+    tsr_frozen plain; /* data NULL: NF4 */
+    const uint8_t *codes;
+    const void *absmax;
+    const float *nested_absmax, *nested_map, *level, *offset;
+    bool nested;
+    tsr_frozen bias; /* [experts, out] */
+    uint64_t r;      /* 0: no adapter */
+    double scale;
+    const void *a, *b; /* [experts, r, in], [experts, out, r] */
+} tsr_expert_stack;
 
 /* The micro-batch on the device. */
 typedef struct {
@@ -68,8 +98,8 @@ typedef struct {
     const float *ones;      /* [TSR_MODEL_ONES]: the weight of a norm without one */
 } tsr_model_tables;
 
-/* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]. NULL:
- * it has none. */
+/* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]; of a stack's, of all
+ * experts. NULL: it has none. */
 typedef struct {
     float *a, *b, *m;
 } tsr_layer_gradients;
@@ -99,10 +129,11 @@ typedef struct {
     const tsr_model_tables *tables;
     const tsr_layer_batch *batch;
     const tsr_block *block;
-    const tsr_matrix_traits *traits;      /* [matrix_count] */
+    const tsr_matrix_traits *traits;      /* [TSR_BLOCK_WEIGHTS] */
     const tsr_linear *linear;             /* [matrix_count], resolved */
+    const tsr_expert_stack *stack;        /* [stack_count] */
     const tsr_frozen *vector;             /* [vector_count] */
-    const tsr_layer_gradients *gradients; /* [matrix_count]; of a backward */
+    const tsr_layer_gradients *gradients; /* [TSR_BLOCK_WEIGHTS]; of a backward */
     const tsr_layer_input *input;         /* of a forward */
     void *value[TSR_BLOCK_VALUES], *gradient[TSR_BLOCK_VALUES];
     void *workspace; /* of the node at work */
@@ -145,13 +176,14 @@ struct tsr_node_kind {
     void (*cost)(const tsr_costing *costing, const tsr_node *node, const tsr_step *step,
                  tsr_pass_kind pass);
     /* Bytes for the largest micro-batch, either way; NULL: none. */
-    uint64_t (*workspace)(const tsr_node *node, const tsr_kernels *kernels,
-                          tsr_attention_bounds bounds);
+    uint64_t (*workspace)(const tsr_node *node, const tsr_matrix_traits *traits,
+                          const tsr_kernels *kernels, tsr_attention_bounds bounds);
 };
 
 /* The bounds of a run with the heads of an attention node. */
 tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention_bounds bounds);
 
 extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
-    tsr_node_glu, tsr_node_gain, tsr_node_inputs;
+    tsr_node_glu, tsr_node_gain, tsr_node_inputs, tsr_node_route, tsr_node_experts,
+    tsr_node_combine;
 #endif

@@ -106,9 +106,10 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
     return bounds;
 }
 
-static uint64_t workspace(const tsr_node *node, const tsr_kernels *kernels,
-                          tsr_attention_bounds bounds)
+static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
+                          const tsr_kernels *kernels, tsr_attention_bounds bounds)
 {
+    (void)traits;
     uint64_t extra = extra_bytes(&node->spec.attention, bounds.tokens, bounds.dtype);
     bounds = tsr_attention_bounds_of(node, bounds);
     return kernels->attention_workspace_bytes(&bounds) + (bounds.train ? 2 * extra : 0);

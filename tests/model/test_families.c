@@ -1,182 +1,39 @@
 /*
  * Each family of models against Transformers and PEFT: tests/golden/families/<family>, whose tolerances these are.
  * Losses of rows alone and packed, of every token, and logits, on the plain and the NF4 base; what enters each layer,
- * what the last one leaves and what the final norm makes of it; both traces of training, the gradient of every tensor at
- * step 1, and the same bits with all recomputed, on three ranks and with other units; the same model from config.json as it is
- * published.
+ * what the last one leaves and what the final norm makes of it; the codes of NF4 weights; of experts, which ones every
+ * token goes to, and with which weights; the traces of training, the gradient of every tensor at step 1, and the same bits
+ * with all recomputed, on three ranks and with other units; the same model from config.json as it is published.
+ *
+ * Which of these there are depends on the family's files: gpt_oss_mxfp4 has a forward alone.
  *
  * On a GPU the traces run in bf16 too: losses and norms of gradients near those in fp32 (measured on an H100:
  * 6e-3, 3e-3 of the norm at step 1, later 4e-3, of Gemma 4 5e-2).
  *
  *     test_model_families FAMILY [cuda]     cuda: on the first GPU; without one it exits with 77
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "model/family_runs.h"
 
-#include <cmocka.h>
-
-#include "io/json.h"
-#include "io/peft.h"
-#include "model/golden_trace.h"
 #include "model/model_parts.h"
-#include "support/golden.h"
-#include "support/head.h"
-#include "support/job.h"
-#include "support/rows.h"
 #include "support/scratch.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LOSS_TOLERANCE      1e-5
-#define LOGIT_TOLERANCE     3e-4 /* of nll too */
-#define HIDDEN_TOLERANCE    5e-4
-#define TRACE_TOLERANCE     3e-5
-#define GRADIENT_TOLERANCE  3e-4 /* of the tensor's largest */
-#define L2_TOLERANCE        1e-4 /* relative */
-#define FINAL_TOLERANCE     5e-3
-#define FINAL_RMS_TOLERANCE 3e-4
-#define MOST_TOKENS         128
-#define ROWS                2
-#define STEPS               8
+#define LOSS_TOLERANCE   1e-5
+#define LOGIT_TOLERANCE  3e-4 /* of nll too */
+#define HIDDEN_TOLERANCE 5e-4
 
-/* Golden logits and hidden states are of tokens 6, 13, 20, .. */
-#define FIRST_TOKEN  6
-#define TOKEN_STRIDE 7
-
-static const char *family, *backend = "cpu", *dtype = "float32";
-
-static const char *golden(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* A path below the family's directory; the last four stay. */
-static const char *golden(const char *format, ...)
-{
-    static char path[4][512];
-    static int next;
-    char *out = path[next++ % 4];
-    va_list args;
-    int used = snprintf(out, 512, "%s/tests/golden/families/%s/", TSR_SOURCE_DIR, family);
-    va_start(args, format);
-    vsnprintf(out + used, 512 - (size_t)used, format, args);
-    va_end(args);
-    return out;
-}
-
-static json_t *load(const char *path)
-{
-    json_t *root = json_load_file(path, 0, NULL);
-    assert_non_null(root);
-    return root;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
-/* ---- forward ---- */
-
-typedef struct {
-    int32_t id[MOST_TOKENS], label[MOST_TOKENS], length;
-} row;
-
-/* The rows of forward.jsonl. */
-static void read_rows(row rows[ROWS])
-{
-    FILE *file = fopen(golden("forward.jsonl"), "r");
-    assert_non_null(file);
-    for (int i = 0; i < ROWS; i++) {
-        json_t *line = json_loadf(file, JSON_DISABLE_EOF_CHECK, NULL);
-        json_t *ids = json_object_get(line, "input_ids"), *labels = json_object_get(line, "labels");
-        rows[i].length = (int32_t)json_array_size(ids);
-        assert_in_range(rows[i].length, 2, MOST_TOKENS);
-        for (int32_t t = 0; t < rows[i].length; t++) {
-            rows[i].id[t] = (int32_t)json_integer_value(json_array_get(ids, (size_t)t));
-            rows[i].label[t] = (int32_t)json_integer_value(json_array_get(labels, (size_t)t));
-        }
-        json_decref(line);
-    }
-    fclose(file);
-}
-
-/* How many tokens of a row have golden logits and hidden states. */
-static uint64_t golden_tokens(int32_t length)
-{
-    return (uint64_t)(length - FIRST_TOKEN + TOKEN_STRIDE - 1) / TOKEN_STRIDE;
-}
-
-static bool on_gpu(void)
-{
-    return !strcmp(backend, "cuda");
-}
-
-static tsr_status evaluate_alone(tsr_job *job, void *user)
-{
-    test_evaluated *out = user;
-    out->evaluation.size = sizeof out->evaluation;
-    return tsr_job_evaluate(job, &out->evaluation);
-}
-
-/* An evaluation of the data in rows.jsonl. */
-static job_spec evaluation(const char *base, const char *model)
-{
-    job_spec spec = {.purpose = TSR_JOB_EVALUATE};
-    job_set(&spec, "backend=%s", backend);
-    job_set(&spec, "model_name_or_path=%s", model);
-    job_set(&spec, "eval_dataset=%s", scratch_path("rows.jsonl"));
-    job_set(&spec, "per_device_eval_batch_size=1");
-    job_set(&spec, "dtype=float32");
-    job_set(&spec, "load_in_4bit=%s", strcmp(base, "nf4") ? "false" : "true");
-    return spec;
-}
-
-/* The evaluation of rows [first, first + count) as documents of one row. */
-static test_evaluated evaluate(const row *rows, int count, const char *base, const char *model)
-{
-    int32_t ids[ROWS * MOST_TOKENS], labels[ROWS * MOST_TOKENS], lengths[ROWS], at = 0;
-    test_evaluated got = {0};
-    test_data data;
-    job_spec spec = evaluation(base, model);
-    for (int i = 0; i < count; i++) {
-        memcpy(ids + at, rows[i].id, (size_t)rows[i].length * sizeof *ids);
-        memcpy(labels + at, rows[i].label, (size_t)rows[i].length * sizeof *labels);
-        labels[at] = -100;
-        at += lengths[i] = rows[i].length;
-    }
-    test_data_begin(&data, scratch_path("rows.jsonl"));
-    test_data_row(&data, ids, labels, lengths, count, false);
-    test_data_end(&data);
-    job_run(&spec, on_gpu() ? evaluate_alone : test_evaluate, &got);
-    return got;
-}
-
-/* rows.jsonl becomes one row, each of whose tokens is followed by a label. */
-static void write_whole(const row *one)
-{
-    test_data data;
-    test_data_begin(&data, scratch_path("rows.jsonl"));
-    test_data_row(&data, one->id, NULL, &one->length, 1, true);
-    test_data_end(&data);
-}
+/* ---- losses ---- */
 
 static void judge_rows(const char *base)
 {
     row rows[ROWS];
     json_t *facts = load(golden("forward.json")), *of_base = json_object_get(facts, base);
     const json_t *losses = json_object_get(of_base, "loss");
-    bool exact = !strcmp(json_string_value(json_object_get(facts, "packing")), "exact");
+    const json_t *packing = json_object_get(facts, "packing");
+    bool exact = packing && !strcmp(json_string_value(packing), "exact");
     const json_t *packed =
         json_object_get(of_base, exact ? "packed_loss" : "packed_loss_of_documents_alone");
     char what[64];
@@ -189,10 +46,12 @@ static void judge_rows(const char *base)
               LOSS_TOLERANCE);
         test_rows_free(&got.rows);
     }
-    test_evaluated got = evaluate(rows, ROWS, base, golden("checkpoint"));
-    snprintf(what, sizeof what, "%s loss of both, packed", base);
-    judge(what, fabs(got.evaluation.loss - json_number_value(packed)), LOSS_TOLERANCE);
-    test_rows_free(&got.rows);
+    if (packing) {
+        test_evaluated got = evaluate(rows, ROWS, base, golden("checkpoint"));
+        snprintf(what, sizeof what, "%s loss of both, packed", base);
+        judge(what, fabs(got.evaluation.loss - json_number_value(packed)), LOSS_TOLERANCE);
+        test_rows_free(&got.rows);
+    }
     json_decref(facts);
 }
 
@@ -432,189 +291,71 @@ static void test_published(void **state)
     test_rows_free(&b.rows);
 }
 
-/* ---- training ---- */
-
+/* A test, and the file or directory of the family that it is of; NULL: every family has it. */
 typedef struct {
-    const char
-        *gradients; /* the golden trace whose gradients those of step 1 must be; NULL: none */
-    double loss[STEPS], grad_norm[STEPS];
-    int64_t label_tokens[STEPS];
-} trace;
+    const char *file;
+    struct CMUnitTest test;
+} family_test;
 
-/* Every tensor of the adapter, and no other, has the golden gradient. */
-static void judge_gradients(const char *name, const tsr_job *job)
-{
-    golden_trace facts;
-    golden_trace_open(&facts, golden("%s", name));
-    const tsr_layout *layout = &job->inputs.layout;
-    double worst[2] = {0};
-    uint64_t compared = 0;
-    for (int unit = 0; unit < layout->layer_count; unit++)
-        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
-            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
-            const int segment[] = {linear->a, linear->b, linear->m};
-            for (int part = 0; linear->r && part < 2 + linear->dora; part++) {
-                uint64_t count;
-                char *tensor;
-                double *got = job_gradient(&count, job, unit, segment[part]);
-                assert_int_equal(tsr_peft_tensor_name(&tensor, linear->path, (tsr_peft_part)part),
-                                 TSR_OK);
-                golden_gradient_apart(worst, golden_trace_find(&facts, tensor), got, count);
-                compared++;
-                free(tensor);
-                free(got);
-            }
-        }
-    assert_int_equal(compared, facts.count);
-    judge("gradients at step 1, of a tensor's largest", worst[0], GRADIENT_TOLERANCE);
-    judge("their norms", worst[1], L2_TOLERANCE);
-    golden_trace_close(&facts);
-}
-
-static tsr_status train(tsr_job *job, void *user)
-{
-    trace *out = user;
-    if (!on_gpu()) /* as every run on a GPU does: all layers with kernels that do nothing */
-        TSR_TRY(tsr_model_prepare(job->model, &(tsr_batch_shape){32, 16, true}, 1,
-                                  &(tsr_prepare_args){0}));
-    for (int i = 0; i < STEPS; i++) {
-        tsr_job_report report = TSR_JOB_REPORT_INIT;
-        TSR_TRY(tsr_job_step(job, &report));
-        if (i == 0 && out->gradients)
-            judge_gradients(out->gradients, job);
-        if (job->view.rank)
-            continue;
-        out->loss[i] = report.loss;
-        out->grad_norm[i] = report.grad_norm;
-        out->label_tokens[i] = report.label_tokens;
+#define EXPERTS ":experts"
+#define OF(file, test)                                                                             \
+    {                                                                                              \
+        file, cmocka_unit_test_setup_teardown(test, setup, teardown)                               \
     }
-    return tsr_job_save(job);
+
+static const family_test on_cpu[] = {
+    OF(NULL, test_plain),
+    OF("nf4.json", test_nf4),
+    OF(NULL, test_logits_plain),
+    OF("nf4.json", test_logits_nf4),
+    OF("nf4.json", test_codes),
+    OF("nf4.json", test_hidden),
+#ifdef TEST_ROUTES
+    OF(EXPERTS, test_routes),
+#endif
+    OF("config_published_style.json", test_published),
+    OF("a_lora_attention", test_lora),
+    OF("a_lora_attention", test_second),
+    OF("c_lora_aux_loss", test_auxiliary),
+};
+
+static const family_test of_gpu[] = {
+    OF(NULL, test_plain),
+    OF("nf4.json", test_nf4),
+    OF("a_lora_attention", test_lora),
+    OF("a_lora_attention", test_second),
+    OF("c_lora_aux_loss", test_auxiliary),
+    OF("a_lora_attention", test_bf16),
+};
+
+/* Some layer has experts. */
+static bool has_experts(void)
+{
+    tsr_safetensors *file = golden_open(golden("forward.safetensors"));
+    bool found = false;
+    for (uint64_t i = 0; i < tsr_safetensors_count(file); i++)
+        found |= strstr(tsr_safetensors_at(file, i)->name, ".ids") != NULL;
+    tsr_safetensors_close(file);
+    return found;
 }
 
-static trace run_trace(const char *name, int ranks, const char *recompute, const char *units,
-                       const char *output)
+static bool is_of(const char *file)
 {
-    job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
-    trace out = {.gradients = ranks == 1 && !strcmp(dtype, "float32") ? name : NULL};
-    job_set(&spec, "backend=%s", backend);
-    job_set(&spec, "model_name_or_path=%s", golden("checkpoint"));
-    job_set(&spec, "dataset=%s", golden("train.jsonl"));
-    job_set(&spec, "init_adapter=%s", golden("%s/init", name));
-    job_set(&spec, "output_dir=%s", output);
-    job_set(&spec, "gradient_checkpointing=%s", recompute);
-    job_set(&spec, "unit_policy=%s", units);
-    job_set(&spec, "dtype=%s", dtype);
-    job_set(&spec, "shuffle=false");
-    job_set(&spec, "per_device_train_batch_size=1");
-    job_set(&spec, "total_batch_size=4");
-    job_set(&spec, "max_steps=%d", STEPS);
-    job_set(&spec, "learning_rate=2e-3");
-    job_set(&spec, "max_grad_norm=0");
-    job_set(&spec, "lr_scheduler_type=constant");
-    job_run(&spec, train, &out);
-    return out;
+    return !file || (strcmp(file, EXPERTS) ? golden_has(file) : has_experts());
 }
 
-/* How far a trace may be from the golden one. */
-typedef struct {
-    double loss, first, later;
-} nearness;
-
-static void judge_steps(const char *name, const trace *got, nearness most)
+static int run(const family_test *tests, size_t count)
 {
-    json_t *facts = load(golden("%s/trace.json", name)), *steps = json_object_get(facts, "steps");
-    double loss = 0, first = 0, later = 0;
-    assert_int_equal(json_array_size(steps), STEPS);
-    for (int i = 0; i < STEPS; i++) {
-        const json_t *step = json_array_get(steps, (size_t)i);
-        double norm = json_number_value(json_object_get(step, "grad_norm"));
-        double apart = fabs(got->grad_norm[i] / norm - 1);
-        assert_int_equal(got->label_tokens[i],
-                         json_integer_value(json_object_get(step, "label_tokens")));
-        loss = worse(fabs(got->loss[i] - json_number_value(json_object_get(step, "loss"))), loss);
-        first = i == 0 ? apart : first;
-        later = worse(apart, later);
-    }
-    judge("losses", loss, most.loss);
-    judge("norm of the gradient at step 1", first, most.first);
-    judge("norm of the gradient", later, most.later);
-    json_decref(facts);
-}
-
-static void judge_final(const char *name, const char *written)
-{
-    golden_trace facts;
-    golden_trace_open(&facts, golden("%s", name));
-    golden_trace_judge_final(&facts, written, FINAL_TOLERANCE, FINAL_RMS_TOLERANCE);
-    golden_trace_close(&facts);
-}
-
-static void judge_trace(const char *name)
-{
-    char alone[512], other[600];
-    const struct {
-        int ranks;
-        const char *recompute, *units;
-    } ways[] = {{1, "full", "down_proj"}, {on_gpu() ? 1 : 3, "selective", "self_attn, mlp"}};
-    snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
-    trace first = run_trace(name, 1, "none", "layer", alone);
-    judge_steps(name, &first, (nearness){TRACE_TOLERANCE, 2e-5, 1e-4});
-    judge_final(name, alone);
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-        snprintf(other, sizeof other, "%s_%zu", alone, i);
-        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, other);
-        assert_memory_equal(got.loss, first.loss, sizeof got.loss);
-        assert_memory_equal(got.grad_norm, first.grad_norm, sizeof got.grad_norm);
-        golden_same_adapter(alone, other);
-    }
-}
-
-static void test_lora(void **state)
-{
-    (void)state;
-    judge_trace("a_lora_attention");
-}
-
-static void test_dora(void **state)
-{
-    (void)state;
-    judge_trace("b_dora_all_linear");
-}
-
-/* Tensor cores, and the kernels that serve bf16 alone. */
-static void test_bf16(void **state)
-{
-    (void)state;
-    static const char *const names[] = {"a_lora_attention", "b_dora_all_linear"};
-    dtype = "bfloat16";
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char output[512];
-        snprintf(output, sizeof output, "%s", scratch_path(names[i]));
-        trace got = run_trace(names[i], 1, "none", "layer", output);
-        judge_steps(names[i], &got, (nearness){1.5e-2, 1e-2, 1e-1});
-    }
-    dtype = "float32";
+    struct CMUnitTest chosen[16];
+    size_t chosen_count = 0;
+    for (size_t i = 0; i < count; i++)
+        if (is_of(tests[i].file))
+            chosen[chosen_count++] = tests[i].test;
+    return _cmocka_run_group_tests(family, chosen, chosen_count, NULL, NULL);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_plain, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_nf4, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_logits_plain, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_logits_nf4, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_hidden, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_published, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lora, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_dora, setup, teardown),
-    };
-    const struct CMUnitTest gpu[] = {
-        cmocka_unit_test_setup_teardown(test_plain, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_nf4, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lora, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_dora, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_bf16, setup, teardown),
-    };
     if (argc < 2 || argc > 3) {
         fprintf(stderr, "test_model_families FAMILY [cuda]\n");
         return 64;
@@ -624,6 +365,6 @@ int main(int argc, char **argv)
     int gpus = 0;
     if (on_gpu() && (tsr_device_cuda_count(&gpus) != TSR_OK || gpus < 1))
         return 77;
-    return on_gpu() ? cmocka_run_group_tests(gpu, NULL, NULL)
-                    : cmocka_run_group_tests(tests, NULL, NULL);
+    return on_gpu() ? run(of_gpu, sizeof of_gpu / sizeof *of_gpu)
+                    : run(on_cpu, sizeof on_cpu / sizeof *on_cpu);
 }

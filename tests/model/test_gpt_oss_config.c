@@ -2,9 +2,8 @@
  * test_gpt_oss_config.c: what the family of gpt-oss reads of config.json: every key of the published ones, which layers
  * slide, what is refused; and its attention's sinks.
  */
-#include "model/arch/config_parts.h"
+#include "model/arch/arch.h"
 #include "model/arch/decoder.h"
-#include "model/arch/families.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,30 +37,9 @@
     "\"quant_method\":\"mxfp4\"}"
 #define MODEL "{\"model_type\":\"gpt_oss\","
 
-/* What tsr_model_config_parse does after it found the family. */
 static tsr_status parse(tsr_model_config *out, const char *text)
 {
-    json_t *root = NULL;
-    *out = (tsr_model_config){
-        .arch = &tsr_arch_gpt_oss,
-        .layer_count = 4,
-        .hidden_size = 2880,
-        .head_count = 64,
-        .kv_head_count = 8,
-        .head_dim = 64,
-        .rms_norm_eps = 1e-5,
-    };
-    if (tsr_json_parse(&root, text, strlen(text), "config.json") < 0)
-        fail_msg("%s", tsr_last_error());
-    tsr_status status = tsr_model_config_check_keys(root, out->arch, "config.json");
-    if (status == TSR_OK)
-        status = tsr_model_config_rope(out, root, "config.json");
-    if (status == TSR_OK)
-        status = out->arch->read(out, root, "config.json");
-    if (status == TSR_OK)
-        status = tsr_model_config_quantization(out, root, "config.json");
-    json_decref(root);
-    return status;
+    return tsr_model_config_parse(out, text, strlen(text), "config.json");
 }
 
 static tsr_model_config good(const char *text)
@@ -78,9 +56,12 @@ static void published_files_are_read(void **state)
     tsr_model_config c = good(MODEL SIZES OWN REST ROPE "," MXFP4 "}");
     assert_true(c.q_bias && c.k_bias && c.v_bias && c.o_bias && c.sinks && c.mxfp4);
     assert_false(c.prequantized);
-    assert_int_equal(c.expert_count, 32);
-    assert_int_equal(c.experts_per_token, 4);
-    assert_true(c.router_aux_loss_coef == 0.9 && !c.output_router_logits);
+    assert_int_equal(c.experts.count, 32);
+    assert_int_equal(c.experts.chosen, 4);
+    assert_int_equal(c.experts.width, 2880);
+    assert_int_equal(c.experts.activation, TSR_SILU_CLAMPED);
+    assert_int_equal(c.experts.scoring, TSR_ROUTE_CHOSEN);
+    assert_true(c.experts.bias);
     for (uint64_t i = 0; i < 4; i++)
         assert_int_equal(tsr_model_config_window(&c, i), i % 2 ? 0 : 128);
     const tsr_rope_scaling *rope = &c.rope[0];
@@ -89,22 +70,19 @@ static void published_files_are_read(void **state)
     assert_true(rope->attention_factor > 1.34657 && rope->attention_factor < 1.34658);
 }
 
+#define EXPERTS ",\"num_local_experts\":8,\"num_experts_per_tok\":3"
+
 static void missing_keys_are_transformers(void **state)
 {
     (void)state;
-    tsr_model_config c = good(MODEL SIZES REST ROPE "}");
-    assert_int_equal(c.expert_count, 128);
-    assert_int_equal(c.experts_per_token, 4);
-    assert_true(c.q_bias && c.o_bias && c.sinks && !c.mxfp4 && !c.output_router_logits);
-    assert_true(c.router_aux_loss_coef == 0.001);
+    tsr_model_config c = good(MODEL SIZES REST ROPE EXPERTS "}");
+    assert_true(c.q_bias && c.o_bias && c.sinks && !c.mxfp4);
     assert_int_equal(tsr_model_config_window(&c, 2), 128);
-    c = good(MODEL SIZES ROPE ",\"attention_bias\":false,\"output_router_logits\":true,"
-                              "\"sliding_window\":null,\"experts_per_token\":2}");
-    assert_true(!c.q_bias && !c.o_bias && c.sinks && c.output_router_logits);
-    assert_int_equal(c.experts_per_token, 2);
+    c = good(MODEL SIZES ROPE EXPERTS ",\"attention_bias\":false,\"sliding_window\":null}");
+    assert_true(!c.q_bias && !c.o_bias && c.sinks);
     assert_int_equal(tsr_model_config_window(&c, 0), 0);
-    c = good(MODEL SIZES ROPE ",\"layer_types\":[\"full_attention\",\"full_attention\","
-                              "\"sliding_attention\",\"full_attention\"]}");
+    c = good(MODEL SIZES ROPE EXPERTS ",\"layer_types\":[\"full_attention\",\"full_attention\","
+                                      "\"sliding_attention\",\"full_attention\"]}");
     assert_int_equal(tsr_model_config_window(&c, 0), 0);
     assert_int_equal(tsr_model_config_window(&c, 2), 128);
 }
@@ -115,18 +93,21 @@ static void what_would_differ_is_refused(void **state)
     static const struct {
         const char *text, *words[3];
     } broken[] = {
-        {MODEL SIZES ROPE ",\"swiglu_limit\":8.5}", {"swiglu_limit", "8.5", "7"}},
-        {MODEL SIZES ROPE ",\"experts_per_token\":4,\"num_experts_per_tok\":2}",
+        {MODEL SIZES ROPE EXPERTS ",\"swiglu_limit\":8.5}", {"swiglu_limit", "8.5", "7"}},
+        {MODEL SIZES ROPE
+         ",\"num_local_experts\":8,\"experts_per_token\":4,\"num_experts_per_tok\":2}",
          {"experts_per_token is 4", "num_experts_per_tok is 2"}},
         {MODEL SIZES ROPE ",\"num_local_experts\":8,\"num_experts_per_tok\":9}",
          {"num_experts_per_tok", "9", "8"}},
         {MODEL SIZES ROPE ",\"num_local_experts\":0}", {"num_local_experts", "0"}},
         {MODEL SIZES "\"swiglu_limit\":7}", {"rope_scaling", "missing"}},
-        {MODEL SIZES ROPE ",\"quantization_config\":{\"quant_method\":\"fp8\"}}",
+        {MODEL SIZES ROPE EXPERTS ",\"quantization_config\":{\"quant_method\":\"fp8\"}}",
          {"quant_method", "'fp8'"}},
-        {MODEL SIZES ROPE ",\"quantization_config\":{\"quant_method\":\"mxfp4\",\"bits\":4}}",
+        {MODEL SIZES ROPE EXPERTS
+         ",\"quantization_config\":{\"quant_method\":\"mxfp4\",\"bits\":4}}",
          {"quantization_config", "'bits'", "4"}},
-        {MODEL SIZES ROPE ",\"router_jitter_noise\":0.5}", {"'router_jitter_noise'", "0.5"}},
+        {MODEL SIZES ROPE EXPERTS ",\"router_jitter_noise\":0.5}",
+         {"'router_jitter_noise'", "0.5"}},
     };
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         tsr_model_config c;
@@ -143,8 +124,8 @@ static void attention_has_sinks(void **state)
     (void)state;
     tsr_model_config c = good(MODEL SIZES OWN REST ROPE "}");
     tsr_block block;
-    int16_t x = tsr_block_begin(&block, c.hidden_size).x;
-    int16_t y = tsr_decoder_attention(&block, x, &c, 0);
+    int16_t x = tsr_block_begin(&block, c.hidden_size).x, y;
+    y = tsr_decoder_attention(&block, x, &c, 0);
     int found = 0;
     for (int i = 0; i < block.vector_count; i++) {
         const tsr_vector *v = &block.vector[i];

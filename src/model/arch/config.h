@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "kernels/activation.h"
 #include "kernels/rope_tables.h"
+#include "kernels/route.h"
 #include "model/arch/composite.h"
 
 #include <stdbool.h>
@@ -52,6 +53,20 @@ typedef enum {
     TSR_HEAD_NORMS_ALL   /* over all heads at once */
 } tsr_head_norms;
 
+/* Mixture of experts; count 0: the model has none. As in kernels/route.h. */
+typedef struct {
+    uint64_t count, chosen; /* of a layer; of a token */
+    uint64_t width;         /* of an expert's MLP */
+    uint64_t shared_width;  /* of the MLP beside them; 0: none */
+    tsr_route_scoring scoring;
+    bool normalise;
+    bool bias; /* experts have biases */
+    uint64_t groups, chosen_groups;
+    double scale; /* of the weights; 0: 1 */
+    tsr_activation activation;
+    tsr_layer_set sparse; /* the layers that have them */
+} tsr_model_experts;
+
 #define TSR_MODEL_MAX_EOS 16
 
 typedef struct {
@@ -74,10 +89,7 @@ typedef struct {
     bool q_bias, k_bias, v_bias, o_bias, mlp_bias;
     bool one_qkv, one_gate_up; /* one matrix for q, k and v, for gate and up */
     tsr_head_norms head_norms;
-    bool sinks;                               /* of attention (kernels/attention.h) */
-    uint64_t expert_count, experts_per_token; /* 0: an MLP */
-    bool output_router_logits;                /* the auxiliary loss is added */
-    double router_aux_loss_coef;
+    bool sinks; /* of attention (kernels/attention.h) */
     bool tie_word_embeddings;
     double attention_scale;                 /* of the scores; 0: 1 / sqrt(head_dim) */
     double embedding_scale, residual_scale; /* of embedded rows; of what layers add; 0: 1 */
@@ -85,6 +97,7 @@ typedef struct {
     double logits_divisor;      /* 0: 1 */
     double attention_softcap, logits_softcap; /* c tanh(score / c); 0: none */
     tsr_activation activation;
+    tsr_model_experts experts;
     bool norm_plus_one; /* norms multiply by 1 + w */
     uint64_t
         sliding_window; /* of the layers that slide: a token sees itself and window - 1 before it */

@@ -3,12 +3,10 @@
  * Published checkpoints hold the experts in MXFP4.
  */
 #include "model/arch/config_parts.h"
-#include "model/arch/decoder.h"
+#include "model/arch/experts.h"
 #include "model/arch/families.h"
 
-#include <string.h>
-
-#define MOST_EXPERTS 1024
+#include <inttypes.h>
 
 /* initial_context_length: OpenAI's name of the rope's original length, which Transformers does not read. */
 static const char *const keys[] = {"attention_bias",
@@ -23,45 +21,41 @@ static const char *const keys[] = {"attention_bias",
                                    "initial_context_length",
                                    NULL};
 
-/* num_experts_per_tok, which OpenAI calls experts_per_token; published files have both. */
-static tsr_status read_chosen(tsr_model_config *out, const json_t *root, const char *place)
-{
-    static const char *const names[] = {"num_experts_per_tok", "experts_per_token"};
-    uint64_t found[2] = {0};
-    for (int i = 0; i < 2; i++)
-        if (tsr_json_has(root, names[i]))
-            TSR_TRY(tsr_model_config_size(&found[i], root, names[i], MOST_EXPERTS, place));
-    if (found[0] && found[1] && found[0] != found[1])
-        return tsr_fail(TSR_EDATA, "%s: experts_per_token is %llu, but num_experts_per_tok is %llu",
-                        place, (unsigned long long)found[1], (unsigned long long)found[0]);
-    out->experts_per_token = found[0] ? found[0] : found[1] ? found[1] : 4;
-    if (out->experts_per_token > out->expert_count)
-        return tsr_fail(TSR_EDATA, "%s: num_experts_per_tok is %llu, but num_local_experts is %llu",
-                        place, (unsigned long long)out->experts_per_token,
-                        (unsigned long long)out->expert_count);
-    return TSR_OK;
-}
+static const tsr_expert_names names = {
+    .router = {.weight = "mlp.router", .bias = "mlp.router.bias"},
+    .gate_up = "mlp.experts.gate_up_proj",
+    .down = "mlp.experts.down_proj",
+    .gate_up_files = {.fused = "mlp.experts.gate_up_proj",
+                      .transposed = true,
+                      .bias = "mlp.experts.gate_up_proj_bias"},
+    .down_files = {.fused = "mlp.experts.down_proj",
+                   .transposed = true,
+                   .bias = "mlp.experts.down_proj_bias"}};
 
 static tsr_status read_experts(tsr_model_config *out, const json_t *root, const char *place)
 {
+    static const char *const counts[] = {"num_local_experts", NULL};
     double limit = (double)TSR_CLAMPED_LIMIT;
-    out->expert_count = 128;
-    if (tsr_json_has(root, "num_local_experts"))
-        TSR_TRY(tsr_model_config_size(&out->expert_count, root, "num_local_experts", MOST_EXPERTS,
+    uint64_t chosen;
+    TSR_TRY(tsr_model_config_experts(out, root, counts, "intermediate_size", place));
+    out->experts.scoring = TSR_ROUTE_CHOSEN;
+    out->experts.bias = true;
+    /* OpenAI's name; published files have both. */
+    chosen = out->experts.chosen;
+    if (tsr_json_has(root, "experts_per_token"))
+        TSR_TRY(tsr_model_config_size(&chosen, root, "experts_per_token", TSR_ROUTE_MOST_CHOSEN,
                                       place));
-    TSR_TRY(read_chosen(out, root, place));
+    if (chosen != out->experts.chosen)
+        return tsr_fail(TSR_EDATA,
+                        "%s: experts_per_token is %" PRIu64 ", but num_experts_per_tok is %" PRIu64,
+                        place, chosen, out->experts.chosen);
     /* Transformers' experts are clamped at 7 whatever it says. */
     if (tsr_json_has(root, "swiglu_limit"))
         TSR_TRY(tsr_json_number(&limit, root, "swiglu_limit", 0, 1e9, place));
-    if (limit != (double)TSR_CLAMPED_LIMIT)
-        return tsr_fail(TSR_EDATA, "%s: swiglu_limit is %g, only %g is supported", place, limit,
-                        (double)TSR_CLAMPED_LIMIT);
-    out->router_aux_loss_coef = 0.001;
-    TSR_TRY(tsr_model_config_flag(&out->output_router_logits, root, "output_router_logits", place));
-    return tsr_json_has(root, "router_aux_loss_coef")
-               ? tsr_json_number(&out->router_aux_loss_coef, root, "router_aux_loss_coef", 0, 1e6,
-                                 place)
-               : TSR_OK;
+    return limit == (double)TSR_CLAMPED_LIMIT
+               ? TSR_OK
+               : tsr_fail(TSR_EDATA, "%s: swiglu_limit is %g, only %g is supported", place, limit,
+                          (double)TSR_CLAMPED_LIMIT);
 }
 
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
@@ -77,18 +71,9 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
     return read_experts(out, root, place);
 }
 
-static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
+static tsr_status block(tsr_block *out, const tsr_model_config *config, int layer)
 {
-    float eps = (float)c->rms_norm_eps;
-    tsr_residual r = tsr_block_begin(out, c->hidden_size);
-    int16_t h =
-        tsr_block_norm(out, &r, "input_layernorm", eps, (tsr_value_name){"x", "input of the layer"},
-                       (tsr_value_name){"h", "the normed input of attention"});
-    tsr_decoder_add(out, &r, tsr_decoder_attention(out, h, c, layer), c);
-    h = tsr_block_norm(out, &r, "post_attention_layernorm", eps,
-                       (tsr_value_name){"x_mid", "the residual after attention"},
-                       (tsr_value_name){"h2", "the normed input of the experts"});
-    return tsr_fail(TSR_EUNSUPPORTED, "gpt_oss: its experts are not supported yet");
+    return tsr_decoder_sparse_block(out, config, layer, &names);
 }
 
 const tsr_arch tsr_arch_gpt_oss = {.model_type = "gpt_oss",

@@ -1,0 +1,47 @@
+/*
+ * model/arch/experts.h: the MLPs of a token's experts, which the layers of sparse families share. Inside src/model/arch.
+ */
+#ifndef TSR_MODEL_ARCH_EXPERTS_H
+#define TSR_MODEL_ARCH_EXPERTS_H
+
+#include "io/json.h"
+#include "model/arch/config.h"
+#include "model/block.h"
+
+/* How a family calls what a sparse layer is made of, below the layer. Static. */
+typedef struct {
+    tsr_router_names router;
+    const char *gate_up, *down; /* the parameters in Transformers */
+    tsr_stack_names gate_up_files, down_files;
+} tsr_expert_names;
+
+/* Names of most: mlp.gate, and each expert's mlp.experts.0.gate_proj, up_proj and down_proj. */
+extern const tsr_expert_names tsr_expert_names_usual;
+
+/* Whether a layer has experts. */
+static inline bool tsr_decoder_is_sparse(const tsr_model_config *config, int layer)
+{
+    return tsr_layer_is_in(&config->experts.sparse, (uint64_t)layer);
+}
+
+/* The routes of x, the router's input; and what the experts make of the tokens of `input`. */
+tsr_block_routes tsr_decoder_route(tsr_block *block, int16_t x, const tsr_model_config *config,
+                                   const tsr_expert_names *names);
+int16_t tsr_decoder_routed(tsr_block *block, int16_t input, const tsr_block_routes *routes,
+                           const tsr_model_config *config, const tsr_expert_names *names);
+
+/* Both, of one input: what the experts make of x. */
+int16_t tsr_decoder_experts(tsr_block *block, int16_t x, const tsr_model_config *config,
+                            const tsr_expert_names *names);
+
+/* A layer x += attention(norm(x)), x += mlp(norm(x)), the MLP dense or, in a sparse layer, of experts. */
+tsr_status tsr_decoder_sparse_block(tsr_block *out, const tsr_model_config *config, int layer,
+                                    const tsr_expert_names *names);
+
+/* How many experts there are, by the first of these keys that is there (up to a NULL), how many a token has, and their
+ * width; k is at most the experts. All layers are sparse then. */
+tsr_status tsr_model_config_experts(tsr_model_config *out, const json_t *root,
+                                    const char *const *count_keys, const char *width_key,
+                                    const char *place);
+
+#endif

@@ -1,0 +1,224 @@
+/*
+ * The golden trainings of a family: eight steps in fp32, against what PEFT did; the gradient of every tensor at step 1;
+ * the same bits with all recomputed, on three ranks and with other units.
+ */
+#include "model/family_runs.h"
+
+#include "io/peft.h"
+#include "model/golden_trace.h"
+#include "support/scratch.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TRACE_TOLERANCE     3e-5
+#define GRADIENT_TOLERANCE  3e-4 /* of the tensor's largest */
+#define L2_TOLERANCE        1e-4 /* relative */
+#define FINAL_TOLERANCE     5e-3
+#define FINAL_RMS_TOLERANCE 3e-4
+#define AUX_COEFFICIENT     0.02
+#define STEPS               8
+
+static const char *dtype = "float32";
+
+typedef struct {
+    const char
+        *gradients; /* the golden trace whose gradients those of step 1 must be; NULL: none */
+    double loss[STEPS], grad_norm[STEPS];
+    int64_t label_tokens[STEPS];
+} trace;
+
+/* The tensor of a part, as PEFT names it. Of two parameters of one module that are adapted gate_up_proj is the inner one. */
+static char *tensor_of(const tsr_layout_linear *linear, tsr_peft_part part)
+{
+    const char *experts = strstr(linear->path, ".experts.");
+    char module[300], *out;
+    snprintf(module, sizeof module, "%s", linear->path);
+    if (experts)
+        snprintf(module, sizeof module, "%.*s.experts%s", (int)(experts - linear->path),
+                 linear->path, strcmp(experts, ".experts.gate_up_proj") ? "" : ".base_layer");
+    assert_int_equal(tsr_peft_tensor_name(&out, module, part), TSR_OK);
+    return out;
+}
+
+/* Every tensor of the adapter, and no other, has the golden gradient. */
+static void judge_gradients(const char *name, const tsr_job *job)
+{
+    golden_trace facts;
+    golden_trace_open(&facts, golden("%s", name));
+    const tsr_layout *layout = &job->inputs.layout;
+    double worst[2] = {0};
+    uint64_t compared = 0;
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
+            const int segment[] = {linear->a, linear->b, linear->m};
+            for (int part = 0; linear->r && part < 2 + linear->dora; part++) {
+                uint64_t count;
+                char *tensor = tensor_of(linear, (tsr_peft_part)part);
+                double *got = job_gradient(&count, job, unit, segment[part]);
+                golden_gradient_apart(worst, golden_trace_find(&facts, tensor), got, count);
+                compared++;
+                free(tensor);
+                free(got);
+            }
+        }
+    assert_int_equal(compared, facts.count);
+    judge("gradients at step 1, of a tensor's largest", worst[0], GRADIENT_TOLERANCE);
+    judge("their norms", worst[1], L2_TOLERANCE);
+    golden_trace_close(&facts);
+}
+
+static tsr_status train(tsr_job *job, void *user)
+{
+    trace *out = user;
+    if (!on_gpu()) /* as every run on a GPU does: all layers with kernels that do nothing */
+        TSR_TRY(tsr_model_prepare(job->model, &(tsr_batch_shape){32, 16, true}, 1,
+                                  &(tsr_prepare_args){0}));
+    for (int i = 0; i < STEPS; i++) {
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
+        TSR_TRY(tsr_job_step(job, &report));
+        if (i == 0 && out->gradients)
+            judge_gradients(out->gradients, job);
+        if (job->view.rank)
+            continue;
+        out->loss[i] = report.loss;
+        out->grad_norm[i] = report.grad_norm;
+        out->label_tokens[i] = report.label_tokens;
+    }
+    return tsr_job_save(job);
+}
+
+/* What the golden trace was run with. */
+static void set_trace(job_spec *spec, const char *name)
+{
+    json_t *facts = load(golden("%s/trace.json", name)),
+           *settings = json_object_get(facts, "settings");
+    bool nf4 = !strcmp(json_string_value(json_object_get(settings, "base")), "nf4");
+    bool aux = json_is_true(json_object_get(settings, "aux"));
+    /* The auxiliary loss is one of a micro-batch. */
+    job_set(spec, "per_device_train_batch_size=%d", aux ? 4 : 1);
+    job_set(spec, "init_adapter=%s", golden("%s/init", aux ? "a_lora_attention" : name));
+    job_set(spec, "load_in_4bit=%s", nf4 ? "true" : "false");
+    if (aux)
+        job_set(spec, "router_aux_loss_coef=%g", AUX_COEFFICIENT);
+    json_decref(facts);
+}
+
+static trace run_trace(const char *name, int ranks, const char *recompute, const char *units,
+                       const char *output)
+{
+    job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
+    trace out = {.gradients = ranks == 1 && !strcmp(dtype, "float32") ? name : NULL};
+    job_set(&spec, "backend=%s", backend);
+    job_set(&spec, "model_name_or_path=%s", golden("checkpoint"));
+    job_set(&spec, "dataset=%s", golden("train.jsonl"));
+    job_set(&spec, "output_dir=%s", output);
+    job_set(&spec, "gradient_checkpointing=%s", recompute);
+    job_set(&spec, "unit_policy=%s", units);
+    job_set(&spec, "dtype=%s", dtype);
+    job_set(&spec, "shuffle=false");
+    set_trace(&spec, name);
+    job_set(&spec, "total_batch_size=4");
+    job_set(&spec, "max_steps=%d", STEPS);
+    job_set(&spec, "learning_rate=2e-3");
+    job_set(&spec, "max_grad_norm=0");
+    job_set(&spec, "lr_scheduler_type=constant");
+    job_run(&spec, train, &out);
+    return out;
+}
+
+/* How far a trace may be from the golden one. */
+typedef struct {
+    double loss, first, later;
+} nearness;
+
+static void judge_steps(const char *name, const trace *got, nearness most)
+{
+    json_t *facts = load(golden("%s/trace.json", name)), *steps = json_object_get(facts, "steps");
+    double loss = 0, first = 0, later = 0;
+    assert_int_equal(json_array_size(steps), STEPS);
+    for (int i = 0; i < STEPS; i++) {
+        const json_t *step = json_array_get(steps, (size_t)i);
+        double norm = json_number_value(json_object_get(step, "grad_norm"));
+        double apart = fabs(got->grad_norm[i] / norm - 1);
+        assert_int_equal(got->label_tokens[i],
+                         json_integer_value(json_object_get(step, "label_tokens")));
+        loss = worse(fabs(got->loss[i] - json_number_value(json_object_get(step, "loss"))), loss);
+        first = i == 0 ? apart : first;
+        later = worse(apart, later);
+    }
+    judge("losses", loss, most.loss);
+    judge("norm of the gradient at step 1", first, most.first);
+    judge("norm of the gradient", later, most.later);
+    json_decref(facts);
+}
+
+static void judge_final(const char *name, const char *written)
+{
+    golden_trace facts;
+    golden_trace_open(&facts, golden("%s", name));
+    if (facts.final)
+        golden_trace_judge_final(&facts, written, FINAL_TOLERANCE, FINAL_RMS_TOLERANCE);
+    golden_trace_close(&facts);
+}
+
+static void judge_trace(const char *name)
+{
+    char alone[512], other[600];
+    const struct {
+        int ranks;
+        const char *recompute, *units;
+    } ways[] = {{1, "full", "down_proj"}, {on_gpu() ? 1 : 3, "selective", "self_attn, mlp"}};
+    snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
+    trace first = run_trace(name, 1, "none", "layer", alone);
+    judge_steps(name, &first, (nearness){TRACE_TOLERANCE, 2e-5, 1e-4});
+    judge_final(name, alone);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        snprintf(other, sizeof other, "%s_%zu", alone, i);
+        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, other);
+        assert_memory_equal(got.loss, first.loss, sizeof got.loss);
+        assert_memory_equal(got.grad_norm, first.grad_norm, sizeof got.grad_norm);
+        golden_same_adapter(alone, other);
+    }
+}
+
+void test_lora(void **state)
+{
+    (void)state;
+    judge_trace("a_lora_attention");
+}
+
+/* DoRA on all linears; of families with experts LoRA on these too. */
+static const char *second(void)
+{
+    return golden_has("b_lora_experts") ? "b_lora_experts" : "b_dora_all_linear";
+}
+
+void test_second(void **state)
+{
+    (void)state;
+    judge_trace(second());
+}
+
+void test_auxiliary(void **state)
+{
+    (void)state;
+    judge_trace("c_lora_aux_loss");
+}
+
+/* Tensor cores, and the kernels that serve bf16 alone. */
+void test_bf16(void **state)
+{
+    (void)state;
+    const char *const names[] = {"a_lora_attention", second()};
+    dtype = "bfloat16";
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char output[512];
+        snprintf(output, sizeof output, "%s", scratch_path(names[i]));
+        trace got = run_trace(names[i], 1, "none", "layer", output);
+        judge_steps(names[i], &got, (nearness){1.5e-2, 1e-2, 1e-1});
+    }
+    dtype = "float32";
+}
