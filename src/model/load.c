@@ -262,7 +262,8 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_m
     for (int i = 0; i < tsr_layout_stacks(parts); i++)
         if (parts->stack[i].quantized &&
             parts->frozen[parts->stack[i].codes].unit == parts->first_unit + part)
-            TSR_TRY(tsr_load_stack(&job, i));
+            TSR_TRY(parts->stack[i].mxfp4 ? tsr_load_mxfp4_stack(&job, i)
+                                          : tsr_load_stack(&job, i));
     tsr_status status = TSR_OK;
     for (int i = 0; i < parts->frozen_count && status == TSR_OK; i++)
         if (parts->frozen[i].kind == TSR_SEGMENT_PLAIN &&

@@ -4,10 +4,12 @@
  */
 #include "model/arch/arch.h"
 #include "model/arch/decoder.h"
+#include "model/layout.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,6 +145,35 @@ static void attention_has_sinks(void **state)
     assert_int_equal(block.vector_count, 0);
 }
 
+/* The tensors that config.json describes are those of the file, in bf16 and in MXFP4. */
+static void described_tensors_are_the_files(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"gpt_oss", "gpt_oss_mxfp4"};
+    for (int i = 0; i < 2; i++) {
+        char directory[512];
+        tsr_checkpoint *real, *described;
+        tsr_model_config c;
+        snprintf(directory, sizeof directory, TSR_SOURCE_DIR "/tests/golden/families/%s/checkpoint",
+                 names[i]);
+        assert_int_equal(tsr_model_config_load(&c, directory), TSR_OK);
+        assert_int_equal(c.mxfp4, i);
+        assert_int_equal(tsr_checkpoint_open(&real, directory), TSR_OK);
+        assert_int_equal(tsr_model_describe(&described, directory, &c), TSR_OK);
+        assert_int_equal(tsr_checkpoint_count(described), tsr_checkpoint_count(real));
+        for (uint64_t j = 0; j < tsr_checkpoint_count(real); j++) {
+            const tsr_tensor *a = tsr_checkpoint_at(real, j), *b = tsr_checkpoint_at(described, j);
+            assert_string_equal(a->name, b->name);
+            assert_int_equal(a->dtype, b->dtype);
+            assert_int_equal(a->ndim, b->ndim);
+            assert_memory_equal(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape);
+            assert_int_equal(a->bytes, b->bytes);
+        }
+        tsr_checkpoint_close(real);
+        tsr_checkpoint_close(described);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -150,6 +181,7 @@ int main(void)
         cmocka_unit_test(missing_keys_are_transformers),
         cmocka_unit_test(what_would_differ_is_refused),
         cmocka_unit_test(attention_has_sinks),
+        cmocka_unit_test(described_tensors_are_the_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
