@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/balance.h"
 #include "kernels/combine.h"
 #include "kernels/compose.h"
 #include "kernels/copy_columns.h"
@@ -77,6 +78,8 @@
     X(route_backward)                                                                              \
     X(route_stats)                                                                                 \
     X(combine)                                                                                     \
+    X(balance)                                                                                     \
+    X(balance_bias)                                                                                \
     X(spread)                                                                                      \
     X(combine_backward)                                                                            \
     X(head_begin)                                                                                  \

@@ -160,6 +160,16 @@ void tsr_block_gain(tsr_block *b, tsr_residual *r, const char *name)
                       b->width, false);
 }
 
+int16_t tsr_block_plus(tsr_block *b, int16_t value, int16_t other, tsr_value_name y)
+{
+    tsr_node *node = add_node(b, &tsr_node_sum);
+    if (b->value[value].matrix != TSR_NONE || b->value[value].width != b->value[other].width)
+        b->fault = "it adds up what cannot be";
+    node->in[0] = value;
+    node->in[1] = other;
+    return add_output(b, node, 0, y, b->value[value].width, false);
+}
+
 void tsr_block_give(tsr_block *b, int16_t value, int slot)
 {
     if (slot >= TSR_SHARED_SLOTS || b->value[value].matrix != TSR_NONE)
@@ -421,11 +431,15 @@ bool tsr_block_same(const tsr_block *a, const tsr_block *b)
     for (int i = 0; i < a->matrix_count && same; i++)
         same = !strcmp(a->matrix[i].name, b->matrix[i].name) &&
                a->matrix[i].in == b->matrix[i].in && a->matrix[i].bias == b->matrix[i].bias &&
-               a->matrix[i].of_model == b->matrix[i].of_model;
+               a->matrix[i].of_model == b->matrix[i].of_model &&
+               a->matrix[i].router == b->matrix[i].router;
     for (int i = 0; i < a->vector_count && same; i++)
         same = !strcmp(a->vector[i].name, b->vector[i].name) &&
                a->vector[i].count == b->vector[i].count && a->vector[i].rows == b->vector[i].rows &&
                a->vector[i].bare == b->vector[i].bare && a->vector[i].wide == b->vector[i].wide &&
+               !(a->vector[i].divisor < b->vector[i].divisor) &&
+               !(a->vector[i].divisor > b->vector[i].divisor) &&
+               a->vector[i].wide == b->vector[i].wide &&
                a->vector[i].plus_one == b->vector[i].plus_one &&
                a->vector[i].one == b->vector[i].one &&
                a->vector[i].of_model == b->vector[i].of_model;

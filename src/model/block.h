@@ -37,6 +37,7 @@ typedef struct {
     uint64_t out, in;
     bool bias;
     bool of_model; /* the module is the model's: the name is below "model" */
+    bool router;   /* it has no adapter */
     int16_t node;  /* that multiplies with it */
     /* Its values: the result, which may still lack magnitude and bias; x A^T; and, where the adapter composes
      * its output (adapters/linear.h), the product before that. */
@@ -76,6 +77,7 @@ typedef struct {
     uint64_t count, rows;
     bool bare;     /* the tensor is "<layer>.<name>" */
     bool wide;     /* kept in fp32, whatever it is stored as */
+    float divisor; /* what is used is w / divisor; 0: w */
     bool plus_one; /* what is used is 1 + w (Gemma) */
     bool of_model; /* as of a matrix */
     bool one;      /* the tensor is "<layer>.<name>" and has one element, which stands for all */
@@ -238,6 +240,9 @@ int16_t tsr_block_layer_inputs(tsr_block *block, int16_t value, const char *name
 /* Adds up the residual stream and multiplies it by the vector `name` of one element. */
 void tsr_block_gain(tsr_block *block, tsr_residual *r, const char *name);
 
+/* The sum of a value that no linear made and any other, beside the residual stream. */
+int16_t tsr_block_plus(tsr_block *block, int16_t value, int16_t other, tsr_value_name y);
+
 /* Puts a value that no linear made into a slot, where layers further up find it; its gradient is the sum of theirs. */
 void tsr_block_give(tsr_block *block, int16_t value, int slot);
 
@@ -255,7 +260,7 @@ typedef struct {
  * of the choice alone; expert_scale: factors of the weights. */
 typedef struct {
     const char *weight, *bias, *correction, *expert_scale;
-} tsr_router_names;
+} tsr_router_names; /* weight NULL: x are the logits */
 
 tsr_block_routes tsr_block_route(tsr_block *block, int16_t x, const tsr_router_names *names,
                                  const tsr_route_spec *spec);

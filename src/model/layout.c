@@ -239,7 +239,9 @@ static tsr_status make_layer(const tsr_layout_builder *b, int layer)
         tsr_layout_put_name(name, b->prefix, layer, vector->of_model, vector->name,
                             vector->one || vector->bare ? "" : ".weight");
         TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector,
-                           (vector_use){.plus = vector->plus_one, .one = vector->one}));
+                           (vector_use){.plus = vector->plus_one,
+                                        .divisor = vector->divisor,
+                                        .one = vector->one}));
     }
     if (layer < b->layout->layer_count - 1)
         return TSR_OK;

@@ -35,7 +35,8 @@ static tsr_status add(list *to, char *path, const tsr_matrix *matrix)
         return tsr_fail(TSR_ENOMEM, "out of memory for module names");
     }
     to->module[to->count++] = (tsr_adapter_module){.path = path,
-                                                   .linear = matrix != NULL,
+                                                   .linear = matrix && !matrix->router,
+                                                   .router = matrix && matrix->router,
                                                    .in_features = matrix ? matrix->in : 0,
                                                    .out_features = matrix ? matrix->out : 0};
     return TSR_OK;

@@ -13,6 +13,8 @@
  *                 out   o; lse
  *     glu         in    gate, up; or one of which they are halves
  *                 out   act
+ *     sum         in    x, z
+ *                 out   y
  *     gain        in    x                                            weight  one factor
  *                 out   it times the factor
  *     route       in    x                                            weight  the router's, its bias,
@@ -74,6 +76,13 @@ typedef struct {
     const void *a, *b; /* [experts, r, in], [experts, out, r] */
 } tsr_expert_stack;
 
+/* Where a router adds what it did (kernels/route.h: route_stats). */
+typedef struct {
+    int64_t *count;   /* [experts] */
+    int64_t *prob;    /* [experts] of all routers together, or NULL */
+    int64_t *dropped; /* [1] */
+} tsr_router_counts;
+
 /* The micro-batch on the device. */
 typedef struct {
     int64_t tokens;
@@ -81,6 +90,8 @@ typedef struct {
     const int32_t *cu_seqlens; /* [documents + 1] */
     int32_t documents;
     int layer; /* that is at work */
+    const tsr_router_counts *counts; /* of this layer's router, in a forward; NULL: not wanted */
+    const float *aux;                /* of route_backward; NULL: no auxiliary loss */
     const void
         *layer_rows; /* [tokens, layers width]: the rows of a table for each layer, or NULL */
     tsr_dtype layer_rows_dtype;
@@ -97,6 +108,7 @@ typedef struct {
     tsr_rope_table rope[TSR_MODEL_ROPES];
     tsr_rope_table queries; /* of rope[0] with query_beta; else empty */
     const float *ones;      /* [TSR_MODEL_ONES]: the weight of a norm without one */
+    double capacity_factor; /* of an expert's rows, over the mean; 0: no limit */
 } tsr_model_tables;
 
 /* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]; of a stack's, of all
@@ -186,5 +198,5 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
 
 extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
     tsr_node_glu, tsr_node_gain, tsr_node_inputs, tsr_node_route, tsr_node_experts,
-    tsr_node_combine;
+    tsr_node_combine, tsr_node_sum;
 #endif

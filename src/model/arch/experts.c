@@ -78,25 +78,23 @@ tsr_status tsr_decoder_sparse_block(tsr_block *out, const tsr_model_config *c, i
 }
 
 tsr_status tsr_model_config_experts(tsr_model_config *out, const json_t *root,
-                                    const char *const *count_keys, const char *width_key,
-                                    const char *place)
+                                    const tsr_expert_keys *keys, const char *place)
 {
     tsr_model_experts *e = &out->experts;
-    const char *key = count_keys[0];
-    for (int i = 0; count_keys[i]; i++)
-        if (tsr_json_has(root, count_keys[i])) {
-            key = count_keys[i];
+    const char *key = keys->count[0];
+    for (int i = 0; keys->count[i]; i++)
+        if (tsr_json_has(root, keys->count[i])) {
+            key = keys->count[i];
             break;
         }
     TSR_TRY(tsr_model_config_size(&e->count, root, key, TSR_ROUTE_MOST_EXPERTS, place));
-    TSR_TRY(tsr_model_config_size(&e->chosen, root, "num_experts_per_tok", TSR_ROUTE_MOST_CHOSEN,
-                                  place));
-    TSR_TRY(tsr_model_config_size(&e->width, root, width_key, MOST_WIDTH, place));
+    TSR_TRY(tsr_model_config_size(&e->chosen, root, keys->chosen, TSR_ROUTE_MOST_CHOSEN, place));
+    TSR_TRY(tsr_model_config_size(&e->width, root, keys->width, MOST_WIDTH, place));
     if (e->chosen > e->count)
         return tsr_fail(TSR_EDATA,
-                        "%s: num_experts_per_tok is %" PRIu64 ", but %s is %" PRIu64
+                        "%s: %s is %" PRIu64 ", but %s is %" PRIu64
                         "; a token has at most all experts",
-                        place, e->chosen, key, e->count);
+                        place, keys->chosen, e->chosen, key, e->count);
     for (uint64_t i = 0; i < out->layer_count; i++)
         tsr_layer_put_in(&e->sparse, i);
     e->activation = out->activation;

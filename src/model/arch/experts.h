@@ -38,10 +38,14 @@ int16_t tsr_decoder_experts(tsr_block *block, int16_t x, const tsr_model_config 
 tsr_status tsr_decoder_sparse_block(tsr_block *out, const tsr_model_config *config, int layer,
                                     const tsr_expert_names *names);
 
-/* How many experts there are, by the first of these keys that is there (up to a NULL), how many a token has, and their
- * width; k is at most the experts. All layers are sparse then. */
+/* Keys of how many experts there are (the first that is there, up to a NULL), how many a token has, and their width. */
+typedef struct {
+    const char *const *count;
+    const char *chosen, *width;
+} tsr_expert_keys;
+
+/* k is at most the experts. All layers are sparse then. */
 tsr_status tsr_model_config_experts(tsr_model_config *out, const json_t *root,
-                                    const char *const *count_keys, const char *width_key,
-                                    const char *place);
+                                    const tsr_expert_keys *keys, const char *place);
 
 #endif

@@ -35,9 +35,10 @@ static const tsr_expert_names names = {
 static tsr_status read_experts(tsr_model_config *out, const json_t *root, const char *place)
 {
     static const char *const counts[] = {"num_local_experts", NULL};
+    static const tsr_expert_keys sizes = {counts, "num_experts_per_tok", "intermediate_size"};
     double limit = (double)TSR_CLAMPED_LIMIT;
     uint64_t chosen;
-    TSR_TRY(tsr_model_config_experts(out, root, counts, "intermediate_size", place));
+    TSR_TRY(tsr_model_config_experts(out, root, &sizes, place));
     out->experts.scoring = TSR_ROUTE_CHOSEN;
     out->experts.bias = true;
     /* OpenAI's name; published files have both. */
