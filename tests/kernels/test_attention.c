@@ -339,7 +339,7 @@ static void nan_is_not_lost(void **state)
 static void sinks_are_read_in_both_dtypes(void **state)
 {
     (void)state;
-    static const attention_case c = {300, 2, 4, 2, 16, 30, {0, 130, 300}, 1, 0, 0, 2};
+    static const attention_case c = {300, 2, 4, 2, 16, 30, {0, 130, 300}, 1, 0, 0, 0, 2};
     fixture f;
     make_fixture(&f, &c);
     int64_t count = f.q_count + f.lse_count;
