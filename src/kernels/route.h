@@ -37,6 +37,7 @@
 
 #define TSR_ROUTE_MOST_EXPERTS 1024
 #define TSR_ROUTE_MOST_CHOSEN  32
+#define TSR_ROUTE_MOST_GROUPS  32
 #define TSR_ROUTE_PROB_SHIFT   36
 
 typedef enum {

@@ -15,8 +15,8 @@ static tsr_status check_groups(const char *op, const tsr_routing *how)
     if (how->n_group == 0 || how->n_group == 1)
         return TSR_OK;
     int64_t width = how->n_group > 1 ? how->experts / how->n_group : 0;
-    if (width < 2 || how->experts % how->n_group || how->topk_group < 1 ||
-        how->topk_group > how->n_group || how->topk_group * width < how->k)
+    if (width < 2 || how->n_group > TSR_ROUTE_MOST_GROUPS || how->experts % how->n_group ||
+        how->topk_group < 1 || how->topk_group > how->n_group || how->topk_group * width < how->k)
         return tsr_fail(
             TSR_EINVAL,
             "%s: %lld experts in %d groups of which %d stay, %lld chosen; groups are of "
@@ -108,8 +108,8 @@ TSR_INLINE int64_t take_largest(int32_t *order, int64_t count)
 /* Experts outside of the best groups become INT32_MIN. */
 TSR_INLINE void keep_groups(int32_t *order, const float *c, const tsr_routing *how)
 {
-    int32_t group[MOST / 2];
-    bool stays[MOST / 2] = {0};
+    int32_t group[TSR_ROUTE_MOST_GROUPS];
+    bool stays[TSR_ROUTE_MOST_GROUPS] = {0};
     int64_t width = how->experts / how->n_group;
     for (int64_t g = 0; g < how->n_group; g++) {
         int32_t copy[MOST];

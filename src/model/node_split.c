@@ -1,66 +1,41 @@
 /*
- * node_split.c: a linear's result with everything, in two: its first columns, and the rest. Where a norm reads only some
- * of them.
+ * node_split.c: the halves of the heads of a linear's result (kernels/gate.h).
  */
 #include "model/node_parts.h"
 #include "model/work_parts.h"
 
-/* Columns [*from, *from + the width of output `i`) are its. */
-static int64_t columns_of(int64_t *from, const tsr_pass *p, const tsr_node *node, int i)
+static int64_t width_of(const tsr_pass *p, const tsr_node *node)
 {
-    *from = i ? (int64_t)p->block->value[node->out[0]].width : 0;
-    return (int64_t)p->block->value[node->out[i]].width;
-}
-
-static void *at(const tsr_pass *p, const void *rows, int64_t column)
-{
-    return (char *)rows + (uint64_t)column * tsr_dtype_bytes(p->context->dtype);
+    return (int64_t)p->block->value[node->out[0]].width / node->spec.split.heads;
 }
 
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     tsr_output y = tsr_pass_output(p, node->in[0]);
-    for (int i = 0; i < 2; i++) {
-        int64_t from, columns = columns_of(&from, p, node, i);
-        tsr_frozen bias = y.bias;
-        if (bias.data)
-            bias.data = (const char *)bias.data + (uint64_t)from * tsr_dtype_bytes(bias.dtype);
-        TSR_TRY(p->context->kernels->copy_columns(
-            p->context->stream,
-            &(tsr_copy_columns_args){.out = p->value[node->out[i]],
-                                     .in = at(p, y.z, from),
-                                     .rows = p->batch->tokens,
-                                     .columns = columns,
-                                     .out_stride = columns,
-                                     .in_stride = (int64_t)p->block->value[node->in[0]].width,
-                                     .in_dtype = p->context->dtype,
-                                     .dtype = p->context->dtype,
-                                     .scale = 1,
-                                     .g = y.g ? y.g + from : NULL,
-                                     .bias = bias}));
-    }
-    return TSR_OK;
+    return p->context->kernels->split_heads(
+        p->context->stream, &(tsr_split_heads_args){.z = y.z,
+                                                    .g = y.g,
+                                                    .bias = y.bias,
+                                                    .first = p->value[node->out[0]],
+                                                    .second = p->value[node->out[1]],
+                                                    .tokens = p->batch->tokens,
+                                                    .heads = node->spec.split.heads,
+                                                    .width = width_of(p, node),
+                                                    .dtype = p->context->dtype});
 }
 
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
-    for (int i = 0; i < 2; i++) {
-        int64_t from, columns = columns_of(&from, p, node, i);
-        TSR_TRY(p->context->kernels->copy_columns(
-            p->context->stream,
-            &(tsr_copy_columns_args){.out = at(p, p->gradient[node->in[0]], from),
-                                     .in = p->gradient[node->out[i]],
-                                     .rows = p->batch->tokens,
-                                     .columns = columns,
-                                     .out_stride = (int64_t)p->block->value[node->in[0]].width,
-                                     .in_stride = columns,
-                                     .in_dtype = p->context->dtype,
-                                     .dtype = p->context->dtype,
-                                     .scale = 1}));
-    }
-    return TSR_OK;
+    return p->context->kernels->split_heads_backward(
+        p->context->stream, &(tsr_split_heads_backward_args){.first = p->gradient[node->out[0]],
+                                                             .second = p->gradient[node->out[1]],
+                                                             .dy = p->gradient[node->in[0]],
+                                                             .tokens = p->batch->tokens,
+                                                             .heads = node->spec.split.heads,
+                                                             .width = width_of(p, node),
+                                                             .dtype = p->context->dtype});
 }
 
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
@@ -78,7 +53,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
     (void)step;
     tsr_cost_bytes(c,
                    pass == TSR_PASS_BACKWARD ? TSR_WORK_MEMORY_BACKWARD : TSR_WORK_MEMORY_FORWARD,
-                   2 * tsr_cost_column(c) * tsr_cost_width(c, node->in[0]));
+                   4 * tsr_cost_column(c) * tsr_cost_width(c, node->out[0]));
 }
 
 const tsr_node_kind tsr_node_split = {.name = "split",

@@ -133,7 +133,7 @@ static int16_t attention(tsr_block *b, int16_t x, const tsr_model_config *c)
                             .v_dim = (int32_t)c->v_head_dim,
                             .neighbours = c->rope[0].neighbours};
     first_linears(b, first, x, c);
-    tsr_block_split(b, part, first[1], c->kv_lora_rank, called);
+    tsr_block_columns(b, part, first[1], c->kv_lora_rank, called);
     int16_t latent = tsr_block_norm_of(b, part[0], "self_attn.kv_a_layernorm", LATENT_EPS,
                                        (tsr_value_name){"kv_a", "the latent, normed"});
     int16_t qkv[3] = {first[0], part[1],
