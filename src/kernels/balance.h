@@ -38,8 +38,8 @@ tsr_status tsr_balance_ref(const tsr_balance_args *args, tsr_pool *pool);
  * so that experts with less than the mean load are chosen more often.
  * Source   Wang et al. 2024, Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts. */
 typedef struct {
-    float *bias;         /* [layers, experts] */
-    const int64_t *load; /* [layers, experts] of the step, of all ranks */
+    float *bias;          /* [layers, experts] */
+    const int64_t *load;  /* [layers, experts] of the step, of all ranks */
     const uint32_t *skip; /* not 0: nothing is changed */
     int64_t layers, experts;
     float rate;

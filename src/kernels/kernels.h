@@ -15,7 +15,9 @@
 #include "kernels/balance.h"
 #include "kernels/combine.h"
 #include "kernels/compose.h"
+#include "kernels/convolution.h"
 #include "kernels/copy_columns.h"
+#include "kernels/delta_rule.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
 #include "kernels/expert_low_rank_backward.h"
@@ -24,6 +26,8 @@
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_gemm.h"
 #include "kernels/fp8_quantize.h"
+#include "kernels/gate.h"
+#include "kernels/gated_norm.h"
 #include "kernels/gemm.h"
 #include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
@@ -82,6 +86,16 @@
     X(balance_bias)                                                                                \
     X(spread)                                                                                      \
     X(combine_backward)                                                                            \
+    X(convolution)                                                                                 \
+    X(convolution_backward)                                                                        \
+    X(delta_rule)                                                                                  \
+    X(delta_rule_backward)                                                                         \
+    X(gated_norm)                                                                                  \
+    X(gated_norm_backward)                                                                         \
+    X(gate)                                                                                        \
+    X(gate_backward)                                                                               \
+    X(split_heads)                                                                                 \
+    X(split_heads_backward)                                                                        \
     X(head_begin)                                                                                  \
     X(head_chunk)                                                                                  \
     X(head_finish)                                                                                 \
@@ -134,6 +148,7 @@ typedef struct {
     TSR_KERNEL_OPS(TSR_KERNEL_SLOT)
     /* Scratch that the plan gives; known without a device. */
     uint64_t (*attention_workspace_bytes)(const tsr_attention_bounds *bounds);
+    uint64_t (*delta_rule_workspace_bytes)(const tsr_delta_rule_bounds *bounds);
     uint64_t (*head_workspace_bytes)(const tsr_head_bounds *bounds);
     int64_t partial_rows; /* of sums over tokens (types.h); 0: none needed */
     /* At start-up; waits. */

@@ -367,12 +367,32 @@ static __global__ void __launch_bounds__(ROUTE_THREADS)
     choose_all<PER>(&a, a.logits + first * experts, experts, first, count);
 }
 
+/* ---- logits that are given ---- */
+
+template <int PER>
+static __global__ void __launch_bounds__(ROUTE_THREADS)
+    route_given(const __grid_constant__ tsr_route_args a)
+{
+    tsr_kernel_begin();
+    int64_t first = (int64_t)blockIdx.x * TOKENS, experts = a.how.experts;
+    int count = (int)min((int64_t)TOKENS, a.tokens - first);
+    for (int64_t i = threadIdx.x; i < count * experts; i += ROUTE_THREADS) {
+        int64_t at = first * experts + i, e = i % experts;
+        a.logits[at] =
+            tsr_load(a.x, at, a.dtype) + (a.bias.data ? tsr_load(a.bias.data, e, a.bias.dtype) : 0);
+    }
+    __syncthreads();
+    choose_all<PER>(&a, a.logits + first * experts, experts, first, count);
+}
+
 template <int PER> static tsr_status launch(tsr_stream *stream, const tsr_route_args *args)
 {
     unsigned blocks = tsr_blocks(args->tokens, TOKENS);
     bool mma = args->dtype == TSR_BF16 && args->weight.dtype == TSR_BF16 &&
                tsr_vectors(args->h, args->x, args->weight.data);
-    if (mma) {
+    if (!args->weight.data) {
+        TSR_LAUNCH(route_given<PER>, blocks, ROUTE_THREADS, stream, *args);
+    } else if (mma) {
         TSR_TRY(tsr_allow_shared(stream, (const void *)route_mma<PER>, SHARED_BYTES(PER), "route"));
         TSR_LAUNCH_SHARED(route_mma<PER>, blocks, ROUTE_THREADS, SHARED_BYTES(PER), stream, *args);
     } else {

@@ -222,6 +222,19 @@ static __global__ void __launch_bounds__(ROUTE_THREADS)
     }
 }
 
+/* ---- dx of given logits ---- */
+
+static __global__ void __launch_bounds__(ROUTE_THREADS)
+    dx_given(const __grid_constant__ tsr_route_backward_args a)
+{
+    tsr_kernel_begin();
+    int64_t i = (int64_t)blockIdx.x * ROUTE_THREADS + threadIdx.x;
+    if (i >= a.tokens * a.h)
+        return;
+    float old = a.add ? tsr_load(a.dx, i, a.dtype) : 0;
+    tsr_store(a.dx, i, old + a.dlogits[i], a.dtype);
+}
+
 extern "C" tsr_status tsr_route_backward_cuda(tsr_stream *stream,
                                               const tsr_route_backward_args *args)
 {
@@ -233,7 +246,10 @@ extern "C" tsr_status tsr_route_backward_cuda(tsr_stream *stream,
                args->how.experts % 4 == 0 && (uintptr_t)args->dlogits % 16 == 0 &&
                tsr_vectors(args->h, args->dx, args->weight.data);
     unsigned tokens = tsr_blocks(args->tokens, TOKENS);
-    if (mma)
+    if (!args->weight.data)
+        TSR_LAUNCH(dx_given, tsr_blocks(args->tokens * args->h, ROUTE_THREADS), ROUTE_THREADS,
+                   stream, *args);
+    else if (mma)
         TSR_LAUNCH(dx_mma, dim3(tokens, tsr_blocks(args->h, COLUMNS)), ROUTE_THREADS, stream,
                    *args);
     else

@@ -71,7 +71,8 @@ static inline uint64_t tsr_stack_matrices(const tsr_stack *stack)
     return stack->experts * (uint64_t)stack->parts;
 }
 
-/* A frozen vector, the tensor "<layer>.<name>.weight"; with `rows` a matrix [rows, count] that is never quantized. */
+/* A frozen vector, the tensor "<layer>.<name>.weight"; with `rows` a matrix [rows, count] that is never
+ * quantized; with taps [count / taps, 1, taps], of a convolution. */
 typedef struct {
     const char *name;
     uint64_t count, rows;
@@ -81,6 +82,7 @@ typedef struct {
     bool plus_one; /* what is used is 1 + w (Gemma) */
     bool of_model; /* as of a matrix */
     bool one;      /* the tensor is "<layer>.<name>" and has one element, which stands for all */
+    uint64_t taps; /* 0: it is [count] */
 } tsr_vector;
 
 /* What passes between nodes: [tokens, width] of the compute dtype, or a statistic in fp32. */
@@ -148,6 +150,23 @@ typedef struct {
     int64_t out, in;
 } tsr_experts_spec;
 
+typedef struct {
+    int32_t taps;
+} tsr_convolution_spec;
+
+typedef struct {
+    int32_t key_heads, value_heads, key_dim, value_dim;
+} tsr_delta_rule_spec;
+
+typedef struct {
+    float eps;
+    int32_t head_dim;
+} tsr_gated_norm_spec;
+
+typedef struct {
+    int32_t heads;
+} tsr_split_spec;
+
 /* in, out: values; weight: matrices of a linear node, stacks of one of experts, vectors of any other; TSR_NONE where there is none. Which
  * port is what, each kind says (node.h). */
 typedef struct {
@@ -161,6 +180,10 @@ typedef struct {
         tsr_inputs_spec inputs;
         tsr_route_spec route;
         tsr_experts_spec experts;
+        tsr_convolution_spec convolution;
+        tsr_delta_rule_spec delta_rule;
+        tsr_gated_norm_spec gated_norm;
+        tsr_split_spec split;
     } spec;
 } tsr_node;
 
@@ -226,6 +249,25 @@ void tsr_block_sinks(tsr_block *block, int16_t o, const char *name);
 
 /* f(gate) up; of one linear's result of which up is the second half: up TSR_NONE. */
 int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up, tsr_activation activation);
+
+/* A linear's result, convolved over time with the weight `name` [width, 1, taps], and SiLU. */
+int16_t tsr_block_convolution(tsr_block *block, int16_t value, const char *name, int32_t taps);
+
+/* The gated delta rule (kernels/delta_rule.h) of queries, keys and values side by side, with what two linears make of
+ * beta and of the decay, and the vectors of the decay. */
+int16_t tsr_block_delta_rule(tsr_block *block, const int16_t mixed_beta_decay[3], const char *a_log,
+                             const char *dt_bias, const tsr_delta_rule_spec *spec);
+
+/* The RMSNorm of each head with the weight `name`, times SiLU of a linear's result. */
+int16_t tsr_block_gated_norm(tsr_block *block, int16_t value, int16_t gate, const char *name,
+                             const tsr_gated_norm_spec *spec);
+
+/* The first and second half of each head of a linear's result. */
+void tsr_block_split(tsr_block *block, int16_t half[2], int16_t value, int32_t heads,
+                     const tsr_value_name called[2]);
+
+/* A value times the sigmoid of another, which has as many columns, or one for each group of columns. */
+int16_t tsr_block_gate(tsr_block *block, int16_t value, int16_t gate, tsr_value_name called);
 
 /* The RMSNorm of each head of head_dim columns of a value that no linear made, without a weight. */
 int16_t tsr_block_norm_heads(tsr_block *block, int16_t value, uint64_t head_dim, float eps,

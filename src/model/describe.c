@@ -117,6 +117,13 @@ static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t l
                        : v->rows ? v->rows
                                  : v->count,
                        v->rows ? v->count : 0));
+        tsr_tensor *last = &to->tensor[to->count - 1];
+        if (v->taps) {
+            last->ndim = 3;
+            last->shape[0] = v->count / v->taps;
+            last->shape[1] = 1;
+            last->shape[2] = v->taps;
+        }
     }
     for (int i = 0; i < block.stack_count; i++)
         TSR_TRY(add_stack(to, &block.stack[i], layer));

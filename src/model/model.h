@@ -68,8 +68,8 @@ typedef struct {
     tsr_graph_rule graph_rule;
     double capacity_factor; /* of experts (node.h); 0: none is left out */
     bool auxiliary;         /* micro-batches may have an aux_weight */
-    bool atomics; /* attention's gradients need not have the same bits in every run */
-    int wider;    /* launches of attention's backward (kernels/attention.h) */
+    bool atomics;           /* attention's gradients need not have the same bits in every run */
+    int wider;              /* launches of attention's backward (kernels/attention.h) */
 } tsr_model_options;
 
 /* What the layers run and keep, of all other options. On success *out is the caller's (tsr_layer_programs_free). */

@@ -36,9 +36,10 @@ typedef struct {
 
 /* What the routers do, device memory. */
 typedef struct {
-    int64_t *count; /* [routers, experts], then [experts] of probabilities: of the micro-batch at work */
-    int64_t *load;  /* [routers, experts] of the step so far */
-    float *aux;     /* [experts]: the auxiliary loss's gradient by probabilities */
+    int64_t *
+        count; /* [routers, experts], then [experts] of probabilities: of the micro-batch at work */
+    int64_t *load; /* [routers, experts] of the step so far */
+    float *aux;    /* [experts]: the auxiliary loss's gradient by probabilities */
     int routers;
     int64_t experts;
 } router_state;

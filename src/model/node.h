@@ -26,10 +26,20 @@
  *                 out   y, the sum over the experts of a token
  *     inputs      in    z                                            weight  the norm's
  *                 out   what every layer takes of the tokens (kernels/layer_inputs.h)
+ *     convolution in  z                                            weight  one of taps for each column
+ *                 out   it convolved over time, with SiLU (kernels/convolution.h)
+ *     delta_rule  in  mixed q, k and v; beta; decay                weight  a_log, dt_bias
+ *                 out   o (kernels/delta_rule.h)
+ *     gated_norm  in  x; z                                         weight  the norm's
+ *                 out   norm(x) silu(z) (kernels/gated_norm.h)
+ *     split       in  z
+ *                 out   the halves of its heads (kernels/gate.h)
+ *     gate        in  x; z
+ *                 out   x sigmoid(z) (kernels/gate.h)
  *
- * A linear's result lacks its magnitude g and its bias, which whoever reads it applies: norm, rope and glu. The
- * backward of rope and glu gives the gradient of the bare result, dz = g dy, and sums dm; after norm the linear
- * does so itself, in a pass of its own (`scales`).
+ * A linear's result lacks its magnitude g and its bias, which whoever reads it applies. The backward of rope and
+ * glu gives the gradient of the bare result, dz = g dy, and sums dm; after any other the linear does so itself, in a pass
+ * of its own (`scales`).
  */
 #ifndef TSR_MODEL_NODE_H
 #define TSR_MODEL_NODE_H
@@ -89,7 +99,7 @@ typedef struct {
     const int32_t *positions;  /* [tokens], in their documents */
     const int32_t *cu_seqlens; /* [documents + 1] */
     int32_t documents;
-    int layer; /* that is at work */
+    int layer;                       /* that is at work */
     const tsr_router_counts *counts; /* of this layer's router, in a forward; NULL: not wanted */
     const float *aux;                /* of route_backward; NULL: no auxiliary loss */
     const void
@@ -198,5 +208,6 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
 
 extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
     tsr_node_glu, tsr_node_gain, tsr_node_inputs, tsr_node_route, tsr_node_experts,
-    tsr_node_combine, tsr_node_sum;
+    tsr_node_combine, tsr_node_sum, tsr_node_convolution, tsr_node_delta_rule, tsr_node_gated_norm,
+    tsr_node_split, tsr_node_gate;
 #endif

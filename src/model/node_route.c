@@ -47,16 +47,15 @@ static tsr_status count(const tsr_pass *p, const tsr_node *node, tsr_routes rout
 {
     const tsr_router_counts *to = p->batch->counts;
     return p->context->kernels->route_stats(
-        p->context->stream,
-        &(tsr_route_stats_args){.id = routes.id,
-                                .row = routes.row,
-                                .logits = p->value[node->out[TSR_ROUTE_LOGITS]],
-                                .count = to->count,
-                                .prob = to->prob,
-                                .dropped = to->dropped,
-                                .tokens = p->context->tokens,
-                                .k = node->spec.route.chosen,
-                                .experts = node->spec.route.experts});
+        p->context->stream, &(tsr_route_stats_args){.id = routes.id,
+                                                    .row = routes.row,
+                                                    .logits = p->value[node->out[TSR_ROUTE_LOGITS]],
+                                                    .count = to->count,
+                                                    .prob = to->prob,
+                                                    .dropped = to->dropped,
+                                                    .tokens = p->context->tokens,
+                                                    .k = node->spec.route.chosen,
+                                                    .experts = node->spec.route.experts});
 }
 
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
@@ -77,12 +76,12 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                              .tokens = tokens,
                                              .h = (int64_t)p->block->value[node->in[0]].width,
                                              .dtype = p->context->dtype}));
-    TSR_TRY(kernels->route_sort(
-        p->context->stream, &(tsr_route_sort_args){.routes = routes,
-                                                   .tokens = tokens,
-                                                   .k = spec->chosen,
-                                                   .experts = spec->experts,
-                                                   .capacity = capacity_of(p, spec)}));
+    TSR_TRY(kernels->route_sort(p->context->stream,
+                                &(tsr_route_sort_args){.routes = routes,
+                                                       .tokens = tokens,
+                                                       .k = spec->chosen,
+                                                       .experts = spec->experts,
+                                                       .capacity = capacity_of(p, spec)}));
     return p->batch->counts ? count(p, node, routes) : TSR_OK;
 }
 

@@ -175,6 +175,8 @@ static void check_matrix(const tsr_checkpoint *checkpoint, const char *module, c
     tsr_weight weight;
     const json_t *shape = json_object_get(facts, "shape");
     snprintf(name, sizeof name, "%s.weight", module);
+    if (!tsr_checkpoint_find(checkpoint, name)) /* a decoder beside towers */
+        snprintf(name, sizeof name, "model.language_model.%s.weight", module + strlen("model."));
     if (tsr_checkpoint_weight(&weight, checkpoint, name) < 0)
         fail_msg("%s", tsr_last_error());
     const struct {

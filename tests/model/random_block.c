@@ -32,12 +32,61 @@ static const char *const downs[] = {"a.down_proj", "b.down_proj", "c.down_proj"}
 static const char *const norms[] = {"norm_a", "norm_b", "norm_c"};
 static const char *const after[] = {"after_a", "after_b", "after_c"};
 
+static const char *const gate_names[] = {"a.gate", "b.gate", "c.gate"};
+static const char *const convolutions[] = {"a.conv1d", "b.conv1d", "c.conv1d"};
+static const char *const a_logs[] = {"a.A_log", "b.A_log", "c.A_log"};
+static const char *const dt_biases[] = {"a.dt_bias", "b.dt_bias", "c.dt_bias"};
+static const char *const gated_norms[] = {"a.norm", "b.norm", "c.norm"};
+
+static int16_t linear_attention(tsr_block *b, dice *d, int part, int16_t h)
+{
+    tsr_delta_rule_spec heads = {.key_heads = 1 + (int32_t)roll(d, 2)};
+    heads.value_heads = heads.key_heads * (1 + (int32_t)roll(d, 2));
+    heads.key_dim = 2 + (int32_t)roll(d, 7);
+    heads.value_dim = 2 + (int32_t)roll(d, 7);
+    uint64_t values = (uint64_t)(heads.value_heads * heads.value_dim);
+    uint64_t mixed = 2 * (uint64_t)(heads.key_heads * heads.key_dim) + values;
+    const tsr_matrix matrix[4] = {
+        {.name = q_names[part], .out = mixed, .in = b->width},
+        {.name = k_names[part], .out = values, .in = b->width},
+        {.name = v_names[part], .out = (uint64_t)heads.value_heads, .in = b->width},
+        {.name = gates[part], .out = (uint64_t)heads.value_heads, .in = b->width}};
+    int16_t value[TSR_NODE_PORTS];
+    tsr_block_linears(b, value, h, matrix, 4);
+    const int16_t in[3] = {
+        tsr_block_convolution(b, value[0], convolutions[part], 1 + (int32_t)roll(d, 5)), value[2],
+        value[3]};
+    int16_t o = tsr_block_delta_rule(b, in, a_logs[part], dt_biases[part], &heads);
+    int16_t y = tsr_block_gated_norm(b, o, value[1], gated_norms[part],
+                                     &(tsr_gated_norm_spec){1e-3f, heads.value_dim});
+    return tsr_block_linear(b, y, o_names[part], b->width, roll(d, 3) == 0);
+}
+
+/* What gates the output of attention: each of its columns, with queries that become the first half of theirs, or each
+ * head; or nothing. */
+enum { NO_GATE, GATE_OF_COLUMNS, GATE_OF_HEADS, GATE_KINDS };
+
+static int16_t gate_of(tsr_block *b, int16_t *queries, int part, int how, int16_t h, int32_t heads)
+{
+    static const tsr_value_name called[2] = {{"q raw", "queries"}, {"gate", "their gate"}};
+    int16_t half[2];
+    if (how == GATE_OF_HEADS)
+        return tsr_block_linear(b, h, gate_names[part], (uint64_t)heads, true);
+    if (how == NO_GATE)
+        return TSR_NONE;
+    tsr_block_split(b, half, *queries, heads, called);
+    *queries = half[0];
+    return half[1];
+}
+
 static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int16_t h)
 {
     int32_t kv_heads = 1 + (int32_t)roll(d, 2), q_heads = kv_heads * (1 + (int32_t)roll(d, 3));
     uint64_t q = (uint64_t)(q_heads * head_dim), kv = (uint64_t)(kv_heads * head_dim);
     bool bias = roll(d, 3) == 0, heads_norm = roll(d, 2), apart = roll(d, 2);
-    const tsr_matrix qkv[3] = {{.name = q_names[part], .out = q, .in = b->width, .bias = bias},
+    int gated = (int)roll(d, GATE_KINDS);
+    uint64_t q_out = gated == GATE_OF_COLUMNS ? 2 * q : q;
+    const tsr_matrix qkv[3] = {{.name = q_names[part], .out = q_out, .in = b->width, .bias = bias},
                                {.name = k_names[part], .out = kv, .in = b->width, .bias = bias},
                                {.name = v_names[part], .out = kv, .in = b->width, .bias = bias}};
     int16_t value[TSR_NODE_PORTS];
@@ -46,6 +95,7 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
             tsr_block_linears(b, &value[i], h, &qkv[i], 1);
     else
         tsr_block_linears(b, value, h, qkv, 3);
+    int16_t gate = gate_of(b, &value[0], part, gated, h, q_heads);
     if (heads_norm && roll(d, 2)) { /* of all heads at once */
         const char *const names[2] = {q_norms[part], k_norms[part]};
         for (int i = 0; i < 2; i++)
@@ -71,6 +121,8 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
         b, value, &(tsr_attention_spec){q_heads, kv_heads, head_dim, (int32_t)roll(d, 4)});
     if (roll(d, 3) == 0)
         tsr_block_sinks(b, o, sinks[part]);
+    if (gate != TSR_NONE)
+        o = tsr_block_gate(b, o, gate, (tsr_value_name){"o gated", "attention, gated"});
     return tsr_block_linear(b, o, o_names[part], b->width, bias);
 }
 
@@ -112,7 +164,10 @@ void random_block(tsr_block *out, uint64_t seed)
     for (int part = 0; part < parts; part++) {
         int16_t h = tsr_block_norm(out, &r, norms[part], 1e-5f, (tsr_value_name){"x", "a sum"},
                                    (tsr_value_name){"h", "its norm"});
-        int16_t y = roll(&d, 2) ? attention(out, &d, part, head_dim, h) : mlp(out, &d, part, h);
+        uint64_t kind = roll(&d, 3);
+        int16_t y = kind == 0   ? attention(out, &d, part, head_dim, h)
+                    : kind == 1 ? linear_attention(out, &d, part, h)
+                                : mlp(out, &d, part, h);
         tsr_block_add(out, &r, settled(out, &d, part, y));
     }
     if (roll(&d, 3) == 0)

@@ -205,6 +205,114 @@ static void gain(pass *p, const tsr_node *node)
         out[i] = p->value[node->in[0]][i] * p->r->vector[node->weight[0]][i % width];
 }
 
+/* ---- linear attention and gates ---- */
+
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+static void convolution(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    int taps = node->spec.convolution.taps;
+    const double *w = p->r->vector[node->weight[0]], *x = p->value[node->in[0]];
+    double *out = p->value[node->out[0]] = new_rows(p, width);
+    for (int t = 0; t < p->r->tokens; t++)
+        for (uint64_t i = 0; i < width; i++) {
+            double sum = 0;
+            for (int back = 0; back < taps && back <= p->r->positions[t]; back++)
+                sum += w[i * (uint64_t)taps + (uint64_t)(taps - 1 - back)] *
+                       x[(uint64_t)(t - back) * width + i];
+            out[(uint64_t)t * width + i] = sum * sigmoid(sum);
+        }
+}
+
+/* x / |x|, times scale. */
+static void unit(double *out, const double *x, int count, double scale)
+{
+    double squares = 1e-6;
+    for (int i = 0; i < count; i++)
+        squares += x[i] * x[i];
+    for (int i = 0; i < count; i++)
+        out[i] = x[i] / sqrt(squares) * scale;
+}
+
+/* One token: the state decays, is corrected towards v at k, and is read at q. */
+static void delta_step(double *o, double *state, const double *q, const double *k, const double *v,
+                       double beta, double keep, const tsr_delta_rule_spec *s)
+{
+    int dk = s->key_dim, dv = s->value_dim;
+    for (int i = 0; i < dk * dv; i++)
+        state[i] *= keep;
+    for (int j = 0; j < dv; j++) {
+        double found = 0;
+        for (int i = 0; i < dk; i++)
+            found += state[i * dv + j] * k[i];
+        o[j] = 0;
+        for (int i = 0; i < dk; i++) {
+            state[i * dv + j] += beta * (v[j] - found) * k[i];
+            o[j] += state[i * dv + j] * q[i];
+        }
+    }
+}
+
+static void delta_rule(pass *p, const tsr_node *node)
+{
+    const tsr_delta_rule_spec *s = &node->spec.delta_rule;
+    int dk = s->key_dim, dv = s->value_dim, heads = s->value_heads, keys = s->key_heads * dk;
+    const double *mixed = p->value[node->in[0]], *b = p->value[node->in[1]];
+    const double *a = p->value[node->in[2]], *a_log = p->r->vector[node->weight[0]];
+    double *o = p->value[node->out[0]] = new_rows(p, (uint64_t)(heads * dv));
+    for (int h = 0; h < heads; h++) {
+        double state[64], q[8], k[8];
+        for (int t = 0; t < p->r->tokens; t++) {
+            const double *row = mixed + t * (2 * keys + heads * dv);
+            const double *query = row + h / (heads / s->key_heads) * dk;
+            double step = log1p(exp(a[t * heads + h] + p->r->vector[node->weight[1]][h]));
+            if (p->r->positions[t] == 0)
+                memset(state, 0, sizeof state);
+            unit(q, query, dk, 1 / sqrt(dk));
+            unit(k, query + keys, dk, 1);
+            delta_step(o + (t * heads + h) * dv, state, q, k, row + 2 * keys + h * dv,
+                       sigmoid(b[t * heads + h]), exp(-exp(a_log[h]) * step), s);
+        }
+    }
+}
+
+static void gated_norm(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    uint64_t all = (uint64_t)p->r->tokens * width;
+    uint64_t dim = (uint64_t)node->spec.gated_norm.head_dim;
+    const double *gate = p->value[node->in[1]];
+    double *out = p->value[node->out[0]] = new_rows(p, width);
+    rms_norm(out, p->value[node->in[0]], p->r->vector[node->weight[0]], all / dim, dim,
+             (double)node->spec.gated_norm.eps);
+    for (uint64_t i = 0; i < all; i++)
+        out[i] *= gate[i] * sigmoid(gate[i]);
+}
+
+static void split(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    uint64_t dim = width / (uint64_t)node->spec.split.heads;
+    for (int half = 0; half < 2; half++) {
+        double *out = p->value[node->out[half]] = new_rows(p, width);
+        for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++)
+            out[i] = p->value[node->in[0]][i / dim * 2 * dim + (uint64_t)half * dim + i % dim];
+    }
+}
+
+static void gate(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    uint64_t group = width / p->r->block->value[node->in[1]].width;
+    double *out = p->value[node->out[0]] = new_rows(p, width);
+    for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++)
+        out[i] = p->value[node->in[0]][i] * sigmoid(p->value[node->in[1]][i / group]);
+}
+
 static void run(pass *p, const tsr_node *node)
 {
     if (node->kind == &tsr_node_norm)
@@ -217,6 +325,16 @@ static void run(pass *p, const tsr_node *node)
         glu(p, node);
     else if (node->kind == &tsr_node_gain)
         gain(p, node);
+    else if (node->kind == &tsr_node_convolution)
+        convolution(p, node);
+    else if (node->kind == &tsr_node_delta_rule)
+        delta_rule(p, node);
+    else if (node->kind == &tsr_node_gated_norm)
+        gated_norm(p, node);
+    else if (node->kind == &tsr_node_split)
+        split(p, node);
+    else if (node->kind == &tsr_node_gate)
+        gate(p, node);
     else if (node->kind != &tsr_node_linear)
         fail_msg("no reference for %s", node->kind->name);
     for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear; i++)

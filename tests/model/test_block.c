@@ -231,7 +231,7 @@ static tsr_layer_memory take_memory(rig *r)
 {
     const tsr_layer_program_sizes sizes = {
         tsr_kernels_cpu(),
-        {.tokens = TOKENS, .documents = 2, .longest = TOKENS, .dtype = TSR_F32},
+        {.tokens = TOKENS, .documents = 2, .longest = TOKENS, .dtype = TSR_F32, .train = true},
         TSR_F32};
     if (tsr_layer_program_place(&r->program, &sizes) < 0)
         fail_msg("%s", tsr_last_error());

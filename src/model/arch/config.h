@@ -103,6 +103,8 @@ typedef struct {
         sliding_window; /* of the layers that slide: a token sees itself and window - 1 before it */
     tsr_layer_set sliding;
     tsr_layer_set second_rope; /* the layers that turn by rope[1], where there are two */
+    tsr_layer_set linear;      /* the layers with linear attention */
+    uint64_t linear_key_heads, linear_value_heads, linear_key_dim, linear_value_dim, linear_taps;
     uint64_t max_position_embeddings;
     uint64_t
         longest_document; /* beyond it RoPE (dynamic) turns by the longest of a batch; 0: any */
