@@ -79,6 +79,11 @@ static tsr_status quantize(tsr_convert *convert, json_t *report)
                         "%s: the model is quantized to nf4 already (%s.weight); quantize the "
                         "original one",
                         config->model_name_or_path, already->path);
+    if (inputs->model.mxfp4)
+        return tsr_fail(TSR_EDATA,
+                        "%s: its experts are MXFP4 already; quantize a model in bf16, or train "
+                        "this one as it is",
+                        config->model_name_or_path);
     const tsr_nf4_pack_options options = {.pool = tsr_device_pool(convert->device),
                                           .nested = config->use_bnb_nested_quant,
                                           .tick = tsr_convert_tick,

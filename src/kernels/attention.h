@@ -11,6 +11,10 @@
  * the query heads of a group in the order of heads. Heads of v, and so of o, may have another size Dv than
  * those of q and k (latent attention).
  *
+ * A sink is one more score of every query of its head, neither scaled nor capped nor hidden, whose
+ * value is 0: a query's weights then sum to less than 1 (gpt-oss; Xiao et al. 2023). lse contains it,
+ * which is all that the backward needs of it. Sinks are frozen.
+ *
  * Cost     forward 2 (D + Dv) FLOPs for each visible pair and query head, backward 6 D + 4 Dv; q, k, v, o once.
  */
 #ifndef TSR_KERNELS_ATTENTION_H
@@ -25,9 +29,10 @@ typedef struct {
     uint64_t workspace_bytes;
     int64_t tokens;
     int32_t documents, q_heads, kv_heads, head_dim;
-    int32_t v_dim;  /* Dv; 0: head_dim */
-    int32_t window; /* 0: none */
-    float scale;    /* of the scores; 0: 1 / sqrt(D) */
+    int32_t v_dim;    /* Dv; 0: head_dim */
+    int32_t window;   /* 0: none */
+    float scale;      /* of the scores; 0: 1 / sqrt(D) */
+    tsr_frozen sinks; /* [Hq], optional; told both directions alike */
     float
         softcap; /* c: scaled scores become c tanh(score / c) before the mask (Gemma 2); 0: they stay */
     tsr_dtype dtype;

@@ -202,14 +202,15 @@ static __device__ __forceinline__ void forward_body(const attention_call *c, con
     bf16 *v_tile = k_tile + KEYS * (width + PAD);
     int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS; /* the longest rows first */
     int end = min(first + ROWS, used_tokens(c)), own = (int)threadIdx.x / TSR_WARP * 16;
-    float sum[WIDEST / 8][4] = {}, factor[2];
+    float sum[WIDEST / 8][4] = {}, factor[2], sink = sink_of(c, (int)blockIdx.y);
     query_state state[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = first + own + (int)threadIdx.x % TSR_WARP / 4 + 8 * half;
         state[half].row = row;
         state[half].low = row < end ? first_key(c, row) : c->tokens;
-        state[half].most = -INFINITY, state[half].total = 0;
+        state[half].most = sink * LOG2_E; /* counted by one thread of the four that share a row */
+        state[half].total = threadIdx.x % 4 == 0 ? sink_total(sink) : 0;
     }
     int key = first < end ? first_key(c, first) : end;
     /* From here on, up to its first row, every row of this warp sees every key. */

@@ -236,11 +236,12 @@ static __global__ void __launch_bounds__(THREADS, 2)
     matrix values = rows_of(v, kv_head, c.kv_heads, c.v_dim, c.dtype, c.vectors);
     matrix outputs = rows_of(o, head, c.q_heads, c.v_dim, c.dtype, c.vectors);
     float sum[PARTS][PART][PART] = {}, most[PART], total[PART], factor[PART];
+    float sink = sink_of(&c, head);
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         int row = first + ty + SIDE * i;
         low[i] = row < end ? first_key(&c, row) : c.tokens;
-        most[i] = -INFINITY, total[i] = 0;
+        most[i] = sink, total[i] = sink_total(sink);
     }
     for (int key = first < end ? first_key(&c, first) : end; key < end; key += TILE) {
         float score[PART][PART] = {};
@@ -419,7 +420,8 @@ static attention_call call_of(const tsr_attention_shape *s, bool vectors)
                         tsr_attention_scale(s),
                         s->softcap,
                         s->dtype,
-                        vectors};
+                        vectors,
+                        s->sinks};
     return c;
 }
 

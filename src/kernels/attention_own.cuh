@@ -15,6 +15,7 @@ typedef struct {
     float scale, softcap;
     tsr_dtype dtype;
     bool vectors; /* every row begins on 16 bytes */
+    tsr_frozen sinks;
 } attention_call;
 
 /* What both kernels of the backward read. */
@@ -30,6 +31,18 @@ tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
 tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
                                   const attention_inputs *in,
                                   const tsr_attention_backward_args *args);
+
+/* The score of a head's sink; -inf without one. */
+static __device__ __forceinline__ float sink_of(const attention_call *c, int head)
+{
+    return c->sinks.data ? tsr_load(c->sinks.data, head, c->sinks.dtype) : -INFINITY;
+}
+
+/* exp(sink - max) while the sink alone was seen. */
+static __device__ __forceinline__ float sink_total(float sink)
+{
+    return sink == -INFINITY ? 0 : sink == sink ? 1 : sink;
+}
 
 /* ---- what a token sees ---- */
 

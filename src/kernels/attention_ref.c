@@ -41,6 +41,7 @@ static tsr_status check_shape(const char *op, const shape *s)
             op, (long long)s->tokens, s->documents, s->q_heads, s->kv_heads, s->head_dim, s->v_dim,
             s->window);
     TSR_EXPECT(s->documents == 0 || s->cu_seqlens, op, "cu_seqlens is NULL");
+    TSR_EXPECT(tsr_frozen_valid(s->sinks), op, "the sinks are not F32 or BF16");
     return TSR_OK;
 }
 
@@ -193,10 +194,11 @@ static void forward_tile(const tsr_attention_args *args, int64_t start, int64_t 
     const float *v = (const float *)args->v + start * v_stride + kv_head * wide;
     float *o = (float *)args->o + (start + query) * o_stride + head * wide;
     _Alignas(64) float scores[QUERIES * KEYS];
-    float max[QUERIES], sum[QUERIES];
+    float max[QUERIES], sum[QUERIES], buffer;
+    float sink = *tsr_frozen_load(&buffer, s->sinks, head, 1, -INFINITY);
     for (int64_t i = 0; i < queries; i++) {
-        max[i] = -INFINITY;
-        sum[i] = 0;
+        max[i] = sink;
+        sum[i] = sink == -INFINITY ? 0 : sink == sink ? 1 : sink; /* exp(sink - max) */
         memset(o + i * o_stride, 0, (size_t)wide * sizeof(float));
     }
     int64_t end = query + queries;

@@ -35,6 +35,7 @@
 #include "kernels/latent_qkv.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
+#include "kernels/mxfp4_dequant.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
 #include "kernels/nf4_quantize.h"
@@ -62,6 +63,7 @@
     X(nf4_merge)                                                                                   \
     X(nf4_quantize)                                                                                \
     X(nf4_nest)                                                                                    \
+    X(mxfp4_dequant)                                                                               \
     X(expert_weight)                                                                               \
     X(grouped_gemm)                                                                                \
     X(expert_low_rank_backward)                                                                    \

@@ -95,12 +95,14 @@ static __device__ __forceinline__ void fetch_stage(dx_stage *to, const tsr_route
                                                    int64_t first, int64_t column, int64_t expert)
 {
     int64_t experts = a->how.experts;
+#pragma unroll 1
     for (int i = threadIdx.x; i < TOKENS * DEPTH / 4; i += ROUTE_THREADS) {
         int row = i / (DEPTH / 4), e = i % (DEPTH / 4) * 4;
         bool there = first + row < a->tokens && expert + e < experts;
         tsr_copy16(&to->ds[row][e], a->dlogits + (there ? (first + row) * experts + expert + e : 0),
                    there);
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < DEPTH * PARTS; i += ROUTE_THREADS) {
         int e = i / PARTS, part = i % PARTS;
         int64_t at = column + part * 8;
@@ -124,26 +126,24 @@ static __device__ __forceinline__ void multiply_stage(float (*c)[4][4], const dx
 {
     int lane = threadIdx.x % TSR_WARP, warp = (int)threadIdx.x / TSR_WARP;
     int token = warp % 2 * 32 + lane / 4, part = warp / 2 * 4;
-#pragma unroll
+#pragma unroll 1 /* for three blocks on a multiprocessor */
     for (int k = 0; k < DEPTH; k += 16) {
-        uint32_t high[2][4], low[2][4];
+        uint32_t w[2][4];
+        const __nv_bfloat16 *of = stage->w + (k + lane % 16) * COLUMNS;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            int row = token + 16 * (i / 4) + 8 * (i % 2), column = k + lane % 4 * 2 + i / 2 % 2 * 8;
-            split(&high[i / 4][i % 4], &low[i / 4][i % 4],
-                  *(const float2 *)&stage->ds[row][column]);
-        }
+        for (int j = 0; j < 2; j++)
+            tsr_ldmatrix_t(w[j], of + ((part + 2 * j + lane / 16) ^ lane % 8) * 8);
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            uint32_t w[4];
-            int e = k + lane % 16, at = part + 2 * j + lane / 16;
-            tsr_ldmatrix_t(w, stage->w + e * COLUMNS + (at ^ e % 8) * 8);
+        for (int i = 0; i < 2; i++) {
+            uint32_t high[4], low[4];
+            const float *ds = &stage->ds[token + 16 * i][k + lane % 4 * 2];
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                tsr_mma(c[i][2 * j], high[i], w[0], w[1]);
-                tsr_mma(c[i][2 * j], low[i], w[0], w[1]);
-                tsr_mma(c[i][2 * j + 1], high[i], w[2], w[3]);
-                tsr_mma(c[i][2 * j + 1], low[i], w[2], w[3]);
+            for (int j = 0; j < 4; j++)
+                split(&high[j], &low[j], *(const float2 *)(ds + j % 2 * 8 * ROW + j / 2 * 8));
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                tsr_mma(c[i][j], high, w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
+                tsr_mma(c[i][j], low, w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
             }
         }
     }
@@ -178,7 +178,7 @@ static __device__ __forceinline__ void store_dx(const tsr_route_backward_args *a
     }
 }
 
-static __global__ void __launch_bounds__(ROUTE_THREADS, 2)
+static __global__ void __launch_bounds__(ROUTE_THREADS, 3)
     dx_mma(const __grid_constant__ tsr_route_backward_args a)
 {
     tsr_kernel_begin();

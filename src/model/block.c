@@ -376,6 +376,12 @@ int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attent
                       false);
 }
 
+void tsr_block_sinks(tsr_block *b, int16_t o, const char *name)
+{
+    tsr_node *node = &b->node[b->value[o].node];
+    node->weight[0] = add_plain_vector(b, name, 0, (uint64_t)node->spec.attention.q_heads, true);
+}
+
 int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation activation)
 {
     tsr_node *node = add_node(b, &tsr_node_glu);

@@ -261,6 +261,10 @@ void tsr_block_latent(tsr_block *block, int16_t qkv[3], const tsr_latent_spec *s
 
 int16_t tsr_block_attention(tsr_block *block, const int16_t qkv[3], const tsr_attention_spec *spec);
 
+/* The attention that made o has a sink for each of its heads (kernels/attention.h), the vector `name` without
+ * ".weight". */
+void tsr_block_sinks(tsr_block *block, int16_t o, const char *name);
+
 /* f(gate) up; of one linear's result of which up is the second half: up TSR_NONE. */
 int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up, tsr_activation activation);
 

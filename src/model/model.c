@@ -349,6 +349,7 @@ static void resolve_stack(tsr_expert_stack *out, const tsr_model *model, int uni
                               .offset = state->offset,
                               .level = model->level,
                               .nested = stack->nested,
+                              .mxfp4 = stack->mxfp4,
                               .bias = vector_at(model, unit, view, stack->bias),
                               .r = stack->r,
                               .scale = stack->scale};

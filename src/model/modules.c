@@ -131,7 +131,7 @@ static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
     TSR_TRY(add_activations(to, block, layer));
     for (int i = 0; i < block->vector_count; i++) {
         const tsr_vector *v = &block->vector[i];
-        if (!v->one && !v->bare) /* of the layer or the module itself */
+        if (!v->one && !v->bare) /* no module: a buffer of the layer, a parameter of one */
             TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name), NULL));
     }
     return TSR_OK;

@@ -84,6 +84,7 @@ typedef struct {
     const void *absmax;
     const float *nested_absmax, *nested_map, *level, *offset;
     bool nested;
+    bool mxfp4;      /* codes and absmax are those of kernels/mxfp4_dequant.h */
     tsr_frozen bias; /* [experts, out] */
     uint64_t r;      /* 0: no adapter */
     double scale;

@@ -1,14 +1,16 @@
 /*
- * node_attention.c: causal attention within documents (kernels/attention.h).
+ * node_attention.c: causal attention within documents (kernels/attention.h). Its weight, where it has one, are the
+ * sinks of its heads.
  */
 #include "base/checked.h"
 #include "model/node_parts.h"
 #include "model/work_parts.h"
 
 /* Without the first `taken` bytes of the workspace. */
-static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_attention_spec *spec,
-                                    uint64_t taken)
+static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_node *node, uint64_t taken)
 {
+    const tsr_attention_spec *spec = &node->spec.attention;
+    tsr_frozen none = {0};
     return (tsr_attention_shape){.cu_seqlens = p->batch->cu_seqlens,
                                  .workspace = (char *)p->workspace + taken,
                                  .workspace_bytes = p->workspace_bytes - taken,
@@ -20,6 +22,8 @@ static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_attention_spec 
                                  .v_dim = spec->v_dim,
                                  .window = spec->window,
                                  .scale = spec->scale,
+                                 .sinks = node->weight[0] == TSR_NONE ? none
+                                                                      : p->vector[node->weight[0]],
                                  .softcap = spec->softcap,
                                  .dtype = p->context->dtype};
 }
@@ -33,7 +37,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                   .v = p->value[node->in[2]],
                                                   .o = p->value[node->out[TSR_ATTENTION_O]],
                                                   .lse = p->value[node->out[TSR_ATTENTION_LSE]],
-                                                  .shape = shape_of(p, &node->spec.attention, 0)});
+                                                  .shape = shape_of(p, node, 0)});
 }
 
 /* Columns of a token of keys, or of values. */
@@ -84,7 +88,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                        .dq = d[0],
                                        .dk = d[1],
                                        .dv = d[2],
-                                       .shape = shape_of(p, spec, 2 * extra)}));
+                                       .shape = shape_of(p, node, 2 * extra)}));
     for (int i = 1; i < 3; i++)
         if (step->adds & 1u << i)
             TSR_TRY(add(p, width_of(spec, i == 2), p->gradient[node->in[i]], d[i]));

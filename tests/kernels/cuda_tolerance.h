@@ -30,6 +30,8 @@ static const cuda_tolerance tolerance_column_sum = {2e-6, 2e-6};  /* dm: fp32, o
 static const cuda_tolerance tolerance_attention = {5e-6, 6e-3};
 static const cuda_tolerance tolerance_attention_backward = {2e-5, 1.2e-2};
 static const cuda_tolerance tolerance_head = {5e-6, 4e-3};
+static const cuda_tolerance tolerance_route = {1e-5, 5e-5}; /* bf16: as of low_rank */
+static const cuda_tolerance tolerance_combine = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_norms = {1e-6, 1e-6}; /* row_square_norm, dora_norm */
 /* fp8_gemm, which has no fp32 operands: f32 is of sums promoted to fp32, bf16 of `fast` ones, in the 14
  * bits or so that tensor cores add e4m3 products with. */

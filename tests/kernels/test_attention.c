@@ -1,5 +1,5 @@
 /*
- * test_attention.c: causal attention over packed documents, groups of heads, windows and capped scores against a
+ * test_attention.c: causal attention over packed documents, groups of heads, windows, capped scores and sinks against a
  * plain fp64 softmax; gradients against central differences and, for shapes of several tiles,
  * against the written-out fp64 gradient.
  */
@@ -18,6 +18,7 @@ typedef struct {
     float scores; /* the size of q and k: extreme logits */
     float softcap, scale;
     int32_t v_dim; /* of a head of v and o; 0: dim */
+    float sinks;   /* their size; 0: none */
 } attention_case;
 
 static const attention_case cases[] = {
@@ -47,6 +48,14 @@ static const attention_case cases[] = {
     {431, 4, 4, 4, 24, 0, {0, 1, 130, 258, 425}, 1, 0, 0, 16},
     {300, 2, 2, 1, 192, 40, {0, 129, 290}, 1, 0, 0.1f, 128},
     {200, 2, 4, 2, 32, 0, {0, 130, 200}, 1, 3, 0, 80},
+    /* sinks: among the scores, far above and below them, with windows, groups, empty documents, a cap */
+    {1, 1, 1, 1, 1, 0, {0, 1}, 1, 0, 0, 0, 2},
+    {7, 3, 2, 1, 5, 0, {0, 2, 2, 6}, 1, 0, 0, 0, 1},
+    {13, 2, 4, 2, 8, 3, {0, 6, 13}, 1, 0, 0, 0, 3},
+    {9, 1, 3, 3, 4, 1, {0, 9}, 1, 2, 0.7f, 0, 2},
+    {431, 4, 8, 2, 64, 128, {0, 1, 130, 258, 425}, 1, 0, 0, 0, 4},
+    {400, 2, 4, 1, 16, 0, {0, 129, 400}, 1, 0, 0, 0, 30},
+    {150, 1, 2, 1, 16, 0, {0, 150}, 40, 0, 0, 0, 40},
 };
 
 static int64_t values_of(const attention_case *c)
@@ -57,6 +66,7 @@ static int64_t values_of(const attention_case *c)
 typedef struct {
     const attention_case *shape;
     double *q, *k, *v, *o, *lse;
+    double *sinks; /* [q_heads], or NULL */
 } attention64;
 
 static bool visible(const attention_case *c, int64_t i, int64_t j)
@@ -95,6 +105,10 @@ static void row64(const attention64 *a, int64_t start, int64_t i, int64_t h, dou
             slope[j] = 1 - share * share;
         p[j] = visible(c, i, j) ? p[j] : -INFINITY;
         max = p[j] > max ? p[j] : max;
+    }
+    if (a->sinks) {
+        max = a->sinks[h] > max ? a->sinks[h] : max;
+        sum = exp(a->sinks[h] - max);
     }
     for (int64_t j = 0; j <= i; j++)
         sum += p[j] = exp(p[j] - max);
@@ -171,7 +185,7 @@ static tsr_status run_backward(void *context, tsr_pool *pool)
 typedef struct {
     const attention_case *c;
     int64_t q_count, k_count, v_count, o_count, lse_count;
-    float *q, *k, *v, *d_o, *out, *gradient, *workspace;
+    float *q, *k, *v, *d_o, *out, *gradient, *workspace, *sinks;
     attention_run run;
     attention64 exact;
 } fixture;
@@ -188,6 +202,7 @@ static void make_fixture(fixture *f, const attention_case *c)
     f->k = new_random(f->k_count, 2, 2 * c->scores);
     f->v = new_random(f->v_count, 3, 1);
     f->d_o = new_random(f->o_count, 4, 1);
+    f->sinks = c->sinks > 0 ? new_random(c->q_heads, 5, 2 * c->sinks) : NULL;
     f->out = new_floats(f->o_count + f->lse_count);
     f->gradient = new_floats(f->q_count + f->k_count + f->v_count);
     uint64_t bytes = tsr_attention_workspace_bytes(
@@ -204,6 +219,7 @@ static void make_fixture(fixture *f, const attention_case *c)
                                  .v_dim = c->v_dim,
                                  .window = c->window,
                                  .scale = c->scale,
+                                 .sinks = {f->sinks, TSR_F32},
                                  .softcap = c->softcap};
     f->run.forward = (tsr_attention_args){f->q, f->k, f->v, f->out, f->out + f->o_count, shape};
     f->run.backward = (tsr_attention_backward_args){f->q,
@@ -221,14 +237,15 @@ static void make_fixture(fixture *f, const attention_case *c)
                              new_doubles(f->k, f->k_count),
                              new_doubles(f->v, f->v_count),
                              new_doubles(NULL, f->o_count),
-                             new_doubles(NULL, f->lse_count)};
+                             new_doubles(NULL, f->lse_count),
+                             f->sinks ? new_doubles(f->sinks, c->q_heads) : NULL};
 }
 
 static void free_fixture(fixture *f)
 {
     free(f->q), free(f->k), free(f->v), free(f->d_o), free(f->out), free(f->gradient);
     free(f->workspace), free(f->exact.q), free(f->exact.k), free(f->exact.v), free(f->exact.o);
-    free(f->exact.lse);
+    free(f->exact.lse), free(f->exact.sinks), free(f->sinks);
 }
 
 static void forward_and_backward_match_fp64(void **state)
@@ -280,7 +297,7 @@ static double loss(void *context)
 static void gradients_match_differences(void **state)
 {
     (void)state;
-    static const int small[] = {3, 4, 5, 11, 12, 21, 22};
+    static const int small[] = {3, 4, 5, 11, 12, 21, 22, 26, 27, 28, 29};
     for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
         fixture f;
         make_fixture(&f, &cases[small[i]]);
@@ -318,6 +335,40 @@ static void nan_is_not_lost(void **state)
     }
 }
 
+/* Of bf16 as of fp32; -inf is none; and a NaN is not lost. */
+static void sinks_are_read_in_both_dtypes(void **state)
+{
+    (void)state;
+    static const attention_case c = {300, 2, 4, 2, 16, 30, {0, 130, 300}, 1, 0, 0, 0, 2};
+    fixture f;
+    make_fixture(&f, &c);
+    int64_t count = f.q_count + f.lse_count;
+    float *first = malloc((size_t)count * sizeof *first);
+    uint16_t bits[4];
+    for (int h = 0; h < 4; h++) {
+        bits[h] = tsr_f32_to_bf16(f.sinks[h]);
+        f.sinks[h] = tsr_bf16_to_f32(bits[h]);
+    }
+    assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_OK);
+    memcpy(first, f.out, (size_t)count * sizeof *first);
+    f.run.forward.shape.sinks = (tsr_frozen){bits, TSR_BF16};
+    assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_OK);
+    assert_memory_equal(first, f.out, (size_t)count * sizeof *first);
+    for (int h = 0; h < 4; h++)
+        f.sinks[h] = h == 3 ? NAN : -INFINITY;
+    f.run.forward.shape.sinks = (tsr_frozen){f.sinks, TSR_F32};
+    assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_OK);
+    memcpy(first, f.out, (size_t)count * sizeof *first);
+    f.run.forward.shape.sinks = (tsr_frozen){0};
+    assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_OK);
+    for (int64_t i = 0; i < c.tokens; i++) {
+        assert_memory_equal(first + i * 64, f.out + i * 64, 48 * sizeof *first);
+        assert_true(isnan(first[i * 64 + 48]));
+    }
+    free(first);
+    free_fixture(&f);
+}
+
 static void bad_arguments_are_refused(void **state)
 {
     (void)state;
@@ -330,6 +381,9 @@ static void bad_arguments_are_refused(void **state)
     free_fixture(&f);
     make_fixture(&f, &cases[3]);
     int32_t falling[4] = {0, 4, 3, 7}, beyond[4] = {0, 2, 3, 8};
+    f.run.forward.shape.sinks = (tsr_frozen){f.q, TSR_F16};
+    assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_EINVAL);
+    f.run.forward.shape.sinks = (tsr_frozen){0};
     f.run.forward.shape.cu_seqlens = falling;
     assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_EINTERNAL);
     f.run.backward.shape.cu_seqlens = beyond;
@@ -343,6 +397,7 @@ int main(void)
         cmocka_unit_test(forward_and_backward_match_fp64),
         cmocka_unit_test(gradients_match_differences),
         cmocka_unit_test(nan_is_not_lost),
+        cmocka_unit_test(sinks_are_read_in_both_dtypes),
         cmocka_unit_test(bad_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);

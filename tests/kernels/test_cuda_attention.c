@@ -17,6 +17,7 @@ typedef struct {
     float scores; /* the size of q and k; 0: 1 */
     float softcap, scale;
     int32_t v_dim; /* of a head of v and o; 0: dim */
+    float sinks;   /* their size; 0: none */
 } attention_case;
 
 #define ODD_LENGTHS                                                                                \
@@ -66,6 +67,18 @@ static const attention_case own_cases[] = {
     {200, 2, 2, 1, 40, 0, {65, 130}, 0, 0, 0, 300},
     {70, 3, 2, 1, 5, 0, {2, 0, 61}, 0, 1, 0, 7},
     {200, 2, 2, 2, 192, 0, {65, 130}, 0, 5, 0, 128},
+    /* sinks: of every kernel, with windows, groups, empty documents, a cap, far above the scores */
+    {1, 1, 1, 1, 1, 0, {1}, 0, 0, 0, 0, 2},
+    {5, 0, 2, 1, 16, 0, {0}, 0, 0, 0, 0, 2}, /* padding only */
+    {70, 3, 2, 1, 5, 0, {2, 0, 61}, 0, 0, 0, 0, 2},
+    {666, 10, 8, 1, 64, 0, ODD_LENGTHS, 0, 0, 0, 0, 3},
+    {666, 10, 8, 1, 64, 128, ODD_LENGTHS, 0, 0, 0, 0, 3},
+    {400, 1, 2, 2, 128, 130, {390}, 0, 0, 0, 0, 30},
+    {700, 10, 4, 2, 96, 0, ODD_LENGTHS, 0, 0, 0.2f, 0, 1},
+    {90, 2, 2, 1, 64, 1, {40, 45}, 0, 20, 0, 0, 2},
+    {200, 2, 3, 1, 130, 33, {65, 130}, 0, 5, 0, 0, 2},
+    {150, 2, 4, 2, 512, 40, {90, 60}, 0, 0, 0, 0, 2},
+    {150, 1, 2, 1, 64, 0, {150}, 40, 0, 0, 0, 40},
 };
 
 static int64_t values_of(const attention_case *c)
@@ -81,8 +94,9 @@ typedef struct {
     int32_t cu_seqlens[MAX_DOCUMENTS + 1];
     int64_t q_count, k_count, v_count, o_count, lse_count;
     float *q, *k, *v, *d_o;        /* rounded to dtype */
+    float *sinks;                  /* rounded to dtype, to bf16 for fp16; or NULL */
     float *o, *lse, *dq, *dk, *dv; /* wanted */
-    const void *dev_q, *dev_k, *dev_v, *dev_d_o, *dev_cu;
+    const void *dev_q, *dev_k, *dev_v, *dev_d_o, *dev_cu, *dev_sinks;
     bool transposed; /* lse is [tokens, heads] */
 } problem;
 
@@ -100,6 +114,7 @@ typedef struct {
     float *lse;
     uint64_t workspace_bytes;
     tsr_dtype dtype;
+    tsr_frozen sinks;
 } operands;
 
 static tsr_attention_shape shape_of(const attention_case *c, const operands *x)
@@ -115,6 +130,7 @@ static tsr_attention_shape shape_of(const attention_case *c, const operands *x)
                                  .v_dim = c->v_dim,
                                  .window = c->window,
                                  .scale = c->scale,
+                                 .sinks = x->sinks,
                                  .softcap = c->softcap,
                                  .dtype = x->dtype};
 }
@@ -154,12 +170,18 @@ static void want(problem *p)
                      .workspace = malloc(bytes + 1),
                      .lse = p->lse,
                      .workspace_bytes = bytes,
-                     .dtype = TSR_F32};
+                     .dtype = TSR_F32,
+                     .sinks = {p->sinks, TSR_F32}};
     tsr_attention_args forward = forward_of(p->c, &host);
     tsr_attention_backward_args backward = backward_of(p->c, &host);
     RUN(tsr_attention_ref(&forward, rig.pool));
     RUN(tsr_attention_backward_ref(&backward, rig.pool));
     free(host.workspace);
+}
+
+static tsr_dtype sinks_dtype(tsr_dtype dtype)
+{
+    return dtype == TSR_F32 ? TSR_F32 : TSR_BF16;
 }
 
 /* padding: what q, k, v and d_o hold for tokens of no document. */
@@ -188,6 +210,10 @@ static void make_problem(problem *p, const attention_case *c, tsr_dtype dtype, f
     p->dev_k = cuda_values(p->k, p->k_count, dtype);
     p->dev_v = cuda_values(p->v, p->v_count, dtype);
     p->dev_d_o = cuda_values(p->d_o, p->o_count, dtype);
+    if (c->sinks > 0) {
+        p->sinks = new_random(c->q_heads, 5, 2 * c->sinks);
+        p->dev_sinks = cuda_values(p->sinks, c->q_heads, sinks_dtype(dtype));
+    }
     p->dev_cu = cuda_copy(p->cu_seqlens, (uint64_t)(c->documents + 1) * sizeof(int32_t));
     p->o = new_floats(p->o_count);
     p->lse = new_floats(p->lse_count);
@@ -200,7 +226,7 @@ static void make_problem(problem *p, const attention_case *c, tsr_dtype dtype, f
 static void free_problem(problem *p)
 {
     free(p->q), free(p->k), free(p->v), free(p->d_o), free(p->o), free(p->lse), free(p->dq);
-    free(p->dk), free(p->dv);
+    free(p->dk), free(p->dv), free(p->sinks);
     cuda_free_all();
 }
 
@@ -225,7 +251,8 @@ static operands run(const problem *p, forward_function *forward, backward_functi
                   .workspace = workspace,
                   .lse = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof(float)),
                   .workspace_bytes = workspace_bytes,
-                  .dtype = p->dtype};
+                  .dtype = p->dtype,
+                  .sinks = {p->dev_sinks, sinks_dtype(p->dtype)}};
     tsr_attention_args forward_args = forward_of(p->c, &x);
     tsr_attention_backward_args backward_args = backward_of(p->c, &x);
     RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
@@ -331,6 +358,13 @@ static const cudnn_case cudnn_cases[] = {
     {{665, 10, 8, 4, 128, 0, ODD_LENGTHS}, 0, 0, 0, 4, true}, /* pieces */
     {{600, 2, 16, 4, 128, 0, {300, 257}}, 0, 0, 0, 4, true},  /* groups of heads */
     {{400, 0, 8, 2, 128, 0, {0}}, 0, 10, 300, 0, true},       /* padding only */
+    /* sinks */
+    {{655, 10, 8, 2, 128, 0, ODD_LENGTHS, 0, 0, 0, 2}, 2000, 21, 1000, 0},
+    {{700, 10, 8, 1, 64, 0, ODD_LENGTHS, 0, 0, 0, 3}, 0, 0, 0, 0},
+    {{665, 10, 8, 1, 96, 400, ODD_LENGTHS, 0, 0, 0.2f, 6}, 0, 0, 0, 0},
+    {{600, 2, 16, 4, 128, 0, {300, 257}, 0, 0, 0, 2}, 0, 0, 0, 4},
+    {{400, 0, 8, 2, 128, 0, {0}, 0, 0, 0, 2}, 0, 10, 300, 0},
+    {{700, 10, 8, 1, 64, 0, ODD_LENGTHS, 0, 0, 0, 3}, 0, 0, 0, 0, true},
 };
 
 static tsr_attention_bounds bounds_of(const cudnn_case *c)

@@ -28,6 +28,7 @@ static const char *const k_norms[] = {"a.k_norm", "b.k_norm", "c.k_norm"};
 static const char *const q_latents[] = {"a.q_a_proj", "b.q_a_proj", "c.q_a_proj"};
 static const char *const latents[] = {"a.kv_a_proj", "b.kv_a_proj", "c.kv_a_proj"};
 static const char *const kv_names[] = {"a.kv_b_proj", "b.kv_b_proj", "c.kv_b_proj"};
+static const char *const sinks[] = {"a.sinks", "b.sinks", "c.sinks"};
 static const char *const gates[] = {"a.gate_proj", "b.gate_proj", "c.gate_proj"};
 static const char *const ups[] = {"a.up_proj", "b.up_proj", "c.up_proj"};
 static const char *const downs[] = {"a.down_proj", "b.down_proj", "c.down_proj"};
@@ -121,6 +122,8 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
     value[2] = apart_v == TSR_NONE ? value[2] : apart_v;
     int16_t o = tsr_block_attention(
         b, value, &(tsr_attention_spec){q_heads, kv_heads, head_dim, (int32_t)roll(d, 4)});
+    if (roll(d, 3) == 0)
+        tsr_block_sinks(b, o, sinks[part]);
     if (gate != TSR_NONE)
         o = tsr_block_gate(b, o, gate, (tsr_value_name){"o gated", "attention, gated"});
     return tsr_block_linear(b, o, o_names[part], b->width, bias);
@@ -158,6 +161,8 @@ static int16_t latent(tsr_block *b, dice *d, int part, int32_t rope_dim, int16_t
     return tsr_block_linear(b, o, o_names[part], b->width, bias);
 }
 
+static const tsr_activation activations[] = {TSR_SILU, TSR_GELU_TANH, TSR_SILU_CLAMPED};
+
 static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
 {
     uint64_t f = 8 * (1 + roll(d, 6));
@@ -168,8 +173,7 @@ static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
     const tsr_matrix both = {.name = gates[part], .out = 2 * f, .in = b->width, .bias = bias};
     bool one = roll(d, 3) == 0;
     tsr_block_linears(b, value, h, one ? &both : gate_up, one ? 1 : 2);
-    int16_t act = tsr_block_glu(b, value[0], one ? TSR_NONE : value[1],
-                                roll(d, 2) ? TSR_GELU_TANH : TSR_SILU);
+    int16_t act = tsr_block_glu(b, value[0], one ? TSR_NONE : value[1], activations[roll(d, 3)]);
     return tsr_block_linear(b, act, downs[part], b->width, bias);
 }
 

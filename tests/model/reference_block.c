@@ -181,13 +181,14 @@ static void latent(pass *p, const tsr_node *node)
     }
 }
 
+/* sink: of the head, or NULL. */
 static void attend(double *o, const pass *p, const tsr_attention_spec *s, int head, int t,
-                   double *const in[3])
+                   double *const in[3], const double *sink)
 {
     int dim = s->head_dim, key_head = head / (s->q_heads / s->kv_heads);
     int wide = s->v_dim ? s->v_dim : dim;
     int first = t - p->r->positions[t];
-    double score[64], sum = 0;
+    double score[64], sum = sink ? exp(*sink) : 0;
     if (s->window && t - s->window + 1 > first)
         first = t - s->window + 1;
     for (int j = first; j <= t; j++) {
@@ -208,11 +209,25 @@ static void attention(pass *p, const tsr_node *node)
     const tsr_attention_spec *s = &node->spec.attention;
     double *const in[3] = {p->value[node->in[0]], p->value[node->in[1]], p->value[node->in[2]]};
     double *o = new_rows(p, p->r->block->value[node->out[TSR_ATTENTION_O]].width);
+    const double *sinks = node->weight[0] == TSR_NONE ? NULL : p->r->vector[node->weight[0]];
     assert_true(p->r->tokens <= 64);
     for (int head = 0; head < s->q_heads; head++)
         for (int t = 0; t < p->r->tokens; t++)
-            attend(o, p, s, head, t, in);
+            attend(o, p, s, head, t, in, sinks ? &sinks[head] : NULL);
     p->value[node->out[TSR_ATTENTION_O]] = o;
+}
+
+static double gated(double gate, double up, tsr_activation activation)
+{
+    double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate), g = fmin(gate, 7);
+    switch (activation) {
+    case TSR_SILU:
+        return gate / (1 + exp(-gate)) * up;
+    case TSR_GELU_TANH:
+        return gate / 2 * (1 + tanh(inner)) * up;
+    default:
+        return g / (1 + exp(-1.702 * g)) * (1 + fmax(-7, fmin(7, up)));
+    }
 }
 
 static void glu(pass *p, const tsr_node *node)
@@ -224,9 +239,7 @@ static void glu(pass *p, const tsr_node *node)
         uint64_t t = i / width, j = i % width, stride = one ? 2 * width : width;
         double gate = p->value[node->in[0]][t * stride + j];
         double up = one ? p->value[node->in[0]][t * stride + width + j] : p->value[node->in[1]][i];
-        double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
-        bool silu = node->spec.glu.activation == TSR_SILU;
-        act[i] = (silu ? gate / (1 + exp(-gate)) : gate / 2 * (1 + tanh(inner))) * up;
+        act[i] = gated(gate, up, node->spec.glu.activation);
     }
     p->value[node->out[0]] = act;
 }

@@ -28,6 +28,7 @@ struct tsr_arch {
     bool tied;
     bool
         further_tokens; /* files may have layers behind the last one, which predict further tokens */
+    bool mxfp4;         /* quantization_config may say mxfp4, of the experts */
     bool tokenizer_by_class; /* as in tokenizer/tokenizer.h */
     tsr_activation activation;
     const char *layer_table; /* module of the table of layer_input_width; NULL: no such table */

@@ -92,6 +92,7 @@ typedef struct {
     bool q_bias, k_bias, v_bias, o_bias, mlp_bias;
     bool one_qkv, one_gate_up; /* one matrix for q, k and v, for gate and up */
     tsr_head_norms head_norms;
+    bool sinks; /* of attention (kernels/attention.h) */
     bool tie_word_embeddings;
     double attention_scale;                 /* of the scores; 0: 1 / sqrt(head_dim) */
     double embedding_scale, residual_scale; /* of embedded rows; of what layers add; 0: 1 */
@@ -116,7 +117,8 @@ typedef struct {
     int eos_count;
     /* quantization_config: a bitsandbytes nf4 checkpoint. */
     bool prequantized, double_quant;
-    bool fp8; /* or weights in e4m3, which the checkpoint reads as BF16 (io/fp8_blocks.h) */
+    bool fp8;   /* or weights in e4m3, which the checkpoint reads as BF16 (io/fp8_blocks.h) */
+    bool mxfp4; /* or one of gpt-oss: experts may be blocks of MXFP4 (quant/mxfp4.h) */
 } tsr_model_config;
 
 /* Columns of a head that turn by rope[rope]. */

@@ -163,6 +163,24 @@ tsr_status tsr_model_config_check_keys(const json_t *root, const tsr_arch *arch,
     return TSR_OK;
 }
 
+/* Which modules are in MXFP4 is seen from the tensors. */
+static tsr_status check_mxfp4(const json_t *config, const char *place)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)config, key, value)
+    {
+        bool fine = json_is_null(value) || !strcmp(key, "quant_method") ||
+                    (!strcmp(key, "modules_to_not_convert") && json_is_array(value)) ||
+                    (!strcmp(key, "dequantize") && json_is_boolean(value));
+        char found[TSR_JSON_SHOW_BYTES];
+        if (!fine)
+            return tsr_fail(TSR_EDATA, "%s: quantization_config: key '%s' (%s) is not understood",
+                            place, key, tsr_json_show(found, value));
+    }
+    return TSR_OK;
+}
+
 static tsr_status check_quantization_keys(const json_t *config, const char *place)
 {
     static const char *const known[] = {"quant_method",
@@ -240,6 +258,9 @@ tsr_status tsr_model_config_quantization(tsr_model_config *out, const json_t *ro
     out->fp8 = !strcmp(method, "fp8");
     if (out->fp8)
         return check_fp8(config, place);
+    out->mxfp4 = out->arch->mxfp4 && !strcmp(method, "mxfp4");
+    if (out->mxfp4)
+        return check_mxfp4(config, place);
     if (strcmp(method, "bitsandbytes"))
         return tsr_fail(TSR_EDATA,
                         "%s: quantization_config: quant_method '%s' is not supported, only "
