@@ -199,10 +199,10 @@ void random_block(tsr_block *out, uint64_t seed)
     for (int part = 0; part < parts; part++) {
         int16_t h = tsr_block_norm(out, &r, norms[part], 1e-5f, (tsr_value_name){"x", "a sum"},
                                    (tsr_value_name){"h", "its norm"});
-        uint64_t kind = roll(&d, 12);
-        int16_t y = kind < 4    ? attention(out, &d, part, head_dim, h)
-                    : kind < 8  ? mlp(out, &d, part, h)
-                    : kind < 11 ? linear_attention(out, &d, part, h)
+        uint64_t kind = roll(&d, 20);
+        int16_t y = kind < 8    ? attention(out, &d, part, head_dim, h)
+                    : kind < 16 ? mlp(out, &d, part, h)
+                    : kind < 18 ? linear_attention(out, &d, part, h)
                                 : latent(out, &d, part, head_dim, h);
         tsr_block_add(out, &r, settled(out, &d, part, y));
     }
