@@ -154,23 +154,20 @@ static __device__ __forceinline__ uint4 results_word(const nf4_results *r, uint3
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* Everything until the bulk copy is this kernel's own: it does not wait for the one before. */
-static __device__ __forceinline__ void decode(const tsr_nf4_dequant_args *args,
-                                              const tsr_nf4_stack *stack)
+/* A warp's words from `first` on. Until that is stored all is this kernel's own: it does not wait for the one
+ * before. */
+static __device__ __forceinline__ void decode(char *tile, const tsr_nf4_dequant_args *a,
+                                              const tsr_nf4_stack *stack, int64_t first)
 {
-    const tsr_nf4_dequant_args &a = *args;
-    __shared__ __align__(128) char tiles[AHEAD_WARPS][TILE_BYTES];
     tsr_kernel_next();
-    int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
-    int64_t first = ((int64_t)blockIdx.x * AHEAD_WARPS + warp) * WARP_WORDS;
+    int lane = threadIdx.x % TSR_WARP;
     int turned = (lane + lane / TURNS) % TURNS; /* a bank for each lane of a quarter */
-    char *tile = tiles[warp];
     uint32_t codes[TURNS];
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
-        codes[turn] = __ldcs((const uint32_t *)a.codes + first + turn * TSR_WARP + lane);
+        codes[turn] = __ldcs((const uint32_t *)a->codes + first + turn * TSR_WARP + lane);
     nf4_results results =
-        results_of(a.level, scale_at(&a, stack, first / (TSR_NF4_BLOCK / WORD) + lane));
+        results_of(a->level, scale_at(a, stack, first / (TSR_NF4_BLOCK / WORD) + lane));
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
         ((uint32_t *)tile)[turn * TSR_WARP + lane] = codes[turn];
@@ -185,21 +182,37 @@ static __device__ __forceinline__ void decode(const tsr_nf4_dequant_args *args,
             results_word(&results, codes[turn]);
     tsr_bulk_written();
     __syncwarp();
-    tsr_kernel_begin();
-    if (lane == 0)
-        tsr_bulk_store((uint4 *)a.out + first, tile, TILE_BYTES);
+}
+
+static __device__ __forceinline__ int64_t warp_first(void)
+{
+    return ((int64_t)blockIdx.x * AHEAD_WARPS + threadIdx.x / TSR_WARP) * WARP_WORDS;
+}
+
+static __device__ __forceinline__ void store(const tsr_nf4_dequant_args *a, const char *tile)
+{
+    if (threadIdx.x % TSR_WARP == 0)
+        tsr_bulk_store((uint4 *)a->out + warp_first(), tile, TILE_BYTES);
 }
 
 static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
     decode_ahead(const tsr_nf4_dequant_args a)
 {
-    decode(&a, NULL);
+    __shared__ __align__(128) char tiles[AHEAD_WARPS][TILE_BYTES];
+    char *tile = tiles[threadIdx.x / TSR_WARP];
+    decode(tile, &a, NULL, warp_first());
+    tsr_kernel_begin();
+    store(&a, tile);
 }
 
 static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
     decode_stack_ahead(const tsr_nf4_dequant_args a, const tsr_nf4_stack stack)
 {
-    decode(&a, &stack);
+    __shared__ __align__(128) char tiles[AHEAD_WARPS][TILE_BYTES];
+    char *tile = tiles[threadIdx.x / TSR_WARP];
+    decode(tile, &a, &stack, warp_first());
+    tsr_kernel_begin();
+    store(&a, tile);
 }
 
 /* ---- element by element ---- */
