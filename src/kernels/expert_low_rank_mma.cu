@@ -152,8 +152,8 @@ static __global__ void __launch_bounds__(THREADS, 2) make_low(const __grid_const
     int experts = (int)a.rows.experts;
     p.r = (int)a.r;
     tsr_expert_count(&starts, &a.rows, 0, experts, SIDE);
-    if (!tsr_expert_tile_at(&tile, &starts, &a.rows, 0, experts, SIDE, (p.r + RANKS - 1) / RANKS,
-                            RANKS, (int)blockIdx.x))
+    if (!tsr_expert_tile_at(&tile, &starts, experts, SIDE, (p.r + RANKS - 1) / RANKS, RANKS,
+                            (int)blockIdx.x))
         return;
     p.rank = tile.column;
     p.width = (int)(of_dz ? a.out : a.in);
