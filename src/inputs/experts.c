@@ -1,11 +1,5 @@
 #include "inputs/experts.h"
 
-static bool has_experts(const tsr_model_config *model)
-{
-    (void)model;
-    return false; /* of no family of this version */
-}
-
 typedef struct {
     const char *key;
     bool asks;
@@ -27,7 +21,7 @@ tsr_status tsr_inputs_check_experts(const tsr_config *config, const tsr_model_co
         {"moe_capacity_factor", config->moe_capacity_factor > 0, without},
     };
     tsr_auto_text value = {0};
-    if (has_experts(model))
+    if (model->experts.count)
         return TSR_OK;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const char *key = keys[i].key;
