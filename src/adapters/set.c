@@ -168,8 +168,8 @@ static tsr_status is_target(bool *out, const char **name, const selection *s,
     return TSR_OK;
 }
 
-/* A parameter of experts: named, or all-linear means it. */
-static tsr_status is_parameter(bool *out, const selection *s, const tsr_adapter_module *module)
+/* Whether target_parameters has it: neither layers nor exclusions limit those, as in PEFT. */
+static bool parameter_named(const selection *s, const tsr_adapter_module *module)
 {
     bool named = false;
     for (uint64_t i = 0; i < s->spec->parameter_count; i++) {
@@ -177,6 +177,13 @@ static tsr_status is_parameter(bool *out, const selection *s, const tsr_adapter_
         s->parameter_used[i] |= same;
         named |= same;
     }
+    return named;
+}
+
+/* A parameter of experts: named, or all-linear means it. */
+static tsr_status is_parameter(bool *out, const selection *s, const tsr_adapter_module *module)
+{
+    bool named = parameter_named(s, module);
     *out = named || (s->all_linear && !s->spec->dora);
     if (named && s->spec->dora)
         return tsr_fail(TSR_ECONFIG,
@@ -212,7 +219,8 @@ static tsr_status choose_module(selection *s, uint64_t index)
     else
         TSR_TRY(is_target(&target, &name, s, module));
     TSR_TRY(is_excluded(&excluded, s, index, target));
-    if (!target || excluded || !in_layers(s, module->path))
+    bool limited = !module->experts || !parameter_named(s, module);
+    if (!target || (limited && (excluded || !in_layers(s, module->path))))
         return TSR_OK;
     if (module->table && s->spec->dora)
         return tsr_fail(
@@ -480,20 +488,32 @@ static tsr_status build_targets(tsr_adapter_set *set, const selection *s)
     return status;
 }
 
-/* target_parameters: as given, or of all-linear what the layers have. */
+/* Whether all parameters of this name have an adapter. */
+static bool all_chosen(const selection *s, const char *name)
+{
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (s->module[i].experts && !s->chosen[i] && !strcmp(below_layer(s->module[i].path), name))
+            return false;
+    return true;
+}
+
+/* target_parameters: as given, or of all-linear what the layers have; where not all layers do, whole names. */
 static tsr_status build_parameters(tsr_adapter_set *set, const selection *s)
 {
     const tsr_adapter_spec *spec = s->spec;
+    bool all = s->all_linear && !spec->dora;
     TSR_AUTO_FREE const char **names =
         malloc((spec->parameter_count + s->module_count + 1) * sizeof *names);
     uint64_t count = 0;
     if (!names)
         return tsr_fail(TSR_ENOMEM, "no memory for names of parameters");
-    for (uint64_t i = 0; i < spec->parameter_count; i++)
+    for (uint64_t i = 0; !all && i < spec->parameter_count; i++)
         names[count++] = spec->parameter[i];
-    for (uint64_t i = 0; !spec->parameter_count && i < s->module_count; i++)
+    for (uint64_t i = 0; all && i < s->module_count; i++) {
+        const char *path = s->module[i].path, *below = below_layer(path);
         if (s->chosen[i] && s->module[i].experts)
-            names[count++] = below_layer(s->module[i].path);
+            names[count++] = all_chosen(s, below) ? below : path;
+    }
     count = sort_names(names, count);
     set->parameter = calloc(count + 1, sizeof *set->parameter);
     for (uint64_t i = 0; set->parameter && i < count; i++) {

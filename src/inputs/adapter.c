@@ -1,5 +1,6 @@
 #include "inputs/adapter.h"
 
+#include "inputs/adapter_experts.h"
 #include "inputs/adapter_tables.h"
 
 #include "base/auto.h"
@@ -78,6 +79,23 @@ static bool names_linear(const char *name, const char *path)
     return !strcmp(name, strrchr(path, '.') + 1) || !strcmp(name, path);
 }
 
+/* Whether names of parameters mean all of the experts, or none of them where there are none. */
+static bool is_all_experts(char *const *names, uint64_t count, const model_modules *of)
+{
+    bool all = true;
+    for (uint64_t i = 0; i < of->count && all; i++) {
+        const char *path = of->item[i].path;
+        bool named = !of->item[i].experts;
+        for (uint64_t j = 0; j < count && !named; j++) {
+            size_t length = strlen(path), end = strlen(names[j]);
+            named = length >= end && !strcmp(path + length - end, names[j]) &&
+                    (length == end || path[length - end - 1] == '.');
+        }
+        all = named;
+    }
+    return all;
+}
+
 /* Whether a list is the names of all linears, whole or their last parts. */
 static bool is_all_linear(char *const *names, uint64_t count, const model_modules *of)
 {
@@ -105,7 +123,11 @@ static bool is_all_linear(char *const *names, uint64_t count, const model_module
 static bool targets_all_linear(const tsr_peft_config *peft, const model_modules *of)
 {
     const tsr_peft_match *target = &peft->target;
-    return peft->all_linear || (!target->regex && !target->count) ||
+    if (peft->all_linear)
+        return true;
+    if (!peft->use_dora && !is_all_experts(peft->parameter.names, peft->parameter.count, of))
+        return false;
+    return (!target->regex && !target->count && !peft->parameter.count) ||
            (!target->regex && is_all_linear(target->names, target->count, of));
 }
 
@@ -142,6 +164,8 @@ static tsr_adapter_spec choice_of(const tsr_peft_config *peft)
         .target = {(const char *const *)peft->target.names, peft->target.count, peft->target.regex},
         .exclude = {(const char *const *)peft->exclude.names, peft->exclude.count,
                     peft->exclude.regex},
+        .parameter = (const char *const *)peft->parameter.names,
+        .parameter_count = peft->parameter.count,
         .layers = peft->layers_to_transform,
         .layer_count = peft->layer_count};
 }
@@ -363,8 +387,8 @@ static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *conf
 
 /* Every module of the set is in the file with the right shapes, and the other way round. */
 static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_config *config,
-                                const tsr_adapter_module *modules, const tsr_composite *composite,
-                                bool tied)
+                                const tsr_adapter_module *modules, uint64_t module_count,
+                                const tsr_composite *composite, bool tied)
 {
     const char *directory = config->init_adapter;
     uint64_t saved = 0;
@@ -378,6 +402,10 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
                             "%s: adapter_config.json names %s, but " TSR_PEFT_WEIGHTS_FILE
                             " has no tensors for it",
                             directory, module->path);
+        if (a->experts) {
+            TSR_TRY(tsr_adapter_experts_check(stored, a, module, directory));
+            continue;
+        }
         if (stored->r != a->r || stored->in_features != module->in_features ||
             stored->out_features != module->out_features)
             return tsr_fail(TSR_EDATA,
@@ -401,6 +429,8 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
         known = tsr_adapter_tables_has(adapter, tsr_peft_module_at(adapter->init, i));
         for (uint64_t j = 0; j < adapter->set.count && !known; j++)
             known = !strcmp(modules[adapter->set.adapter[j].module].path, path);
+        if (!known)
+            TSR_TRY(tsr_adapter_experts_unknown(adapter, path, modules, module_count, directory));
         if (!known)
             return tsr_fail(TSR_EDATA,
                             "%s: " TSR_PEFT_WEIGHTS_FILE
@@ -464,16 +494,16 @@ static tsr_status name_each(tsr_train_adapter *adapter, const tsr_adapter_module
     free(set->target);
     set->target_count = 0;
     set->target = calloc(set->count + 1, sizeof *set->target);
-    while (set->target && set->target_count < set->count) {
-        set->target[set->target_count] =
-            strdup(modules[set->adapter[set->target_count].module].path);
-        if (!set->target[set->target_count])
-            break;
-        set->target_count++;
+    for (uint64_t i = 0; set->target && i < set->count; i++) {
+        if (set->adapter[i].experts) /* no tower has such parameters */
+            continue;
+        char *name = strdup(modules[set->adapter[i].module].path);
+        if (!name)
+            return tsr_fail(TSR_ENOMEM, "out of memory for target names");
+        set->target[set->target_count++] = name;
     }
     adapter->each_named = true;
-    return set->target_count == set->count ? TSR_OK
-                                           : tsr_fail(TSR_ENOMEM, "out of memory for target names");
+    return set->target ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for target names");
 }
 
 tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bool needed,
@@ -502,7 +532,9 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
     if (status == TSR_OK && adapter.present && composite)
         status = name_each(&adapter, modules);
     if (status == TSR_OK && adapter.init)
-        status = check_tensors(&adapter, config, modules, composite, tied);
+        status = tsr_adapter_experts_name(&adapter, modules);
+    if (status == TSR_OK && adapter.init)
+        status = check_tensors(&adapter, config, modules, module_count, composite, tied);
     if (of.item != modules)
         tsr_layout_modules_free((tsr_adapter_module *)of.item, module_count);
     if (status < 0) {
@@ -584,6 +616,7 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
                    adapter->each_named ? NULL : (char *)spec->target.regex},
         .beside_towers = adapter->each_named,
         .exclude = {(char **)spec->exclude.names, spec->exclude.count, (char *)spec->exclude.regex},
+        .parameter = {adapter->set.parameter, adapter->set.parameter_count, NULL},
         .save = {(char **)config->modules_to_save.items, (uint64_t)config->modules_to_save.count,
                  NULL},
         .embedding_tokens = config->trainable_token_indices.embedding.items,
