@@ -1,6 +1,7 @@
 #include "inputs/adapter_experts.h"
 
 #include "base/auto.h"
+#include "base/log.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -114,4 +115,136 @@ tsr_status tsr_adapter_experts_unknown(const tsr_train_adapter *adapter, const c
                     " has an adapter for %s, but target_parameters of its adapter_config.json name "
                     "fewer of %s",
                     directory, path, tsr_text_string(&names));
+}
+
+/* ---- the keys ---- */
+
+static bool ends_in(const char *path, const char *name)
+{
+    size_t path_length = strlen(path), length = strlen(name);
+    return length <= path_length && !strcmp(path + path_length - length, name) &&
+           (length == path_length || path[path_length - length - 1] == '.');
+}
+
+static bool named(char *const *names, uint64_t count, const char *path)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (ends_in(path, names[i]))
+            return true;
+    return false;
+}
+
+bool tsr_adapter_experts_same(const tsr_config_strings *own, const tsr_peft_match *other,
+                              const tsr_adapter_module *modules, uint64_t module_count)
+{
+    for (uint64_t i = 0; i < module_count; i++)
+        if (modules[i].experts &&
+            named((char *const *)own->items, (uint64_t)own->count, modules[i].path) !=
+                named(other->names, other->count, modules[i].path))
+            return false;
+    return true;
+}
+
+bool tsr_adapter_experts_all(const tsr_peft_match *names, const tsr_adapter_module *modules,
+                             uint64_t module_count)
+{
+    for (uint64_t i = 0; i < module_count; i++)
+        if (modules[i].experts && !named(names->names, names->count, modules[i].path))
+            return false;
+    return true;
+}
+
+bool tsr_adapter_experts_has(const tsr_peft_match *names, const char *key)
+{
+    return named(names->names, names->count, key);
+}
+
+static tsr_status check_value(const tsr_config *config, const char *key, double own, double other,
+                              const char *path)
+{
+    if (!tsr_config_is_set(config, key) || own == 0 || own == other)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: %s is %g, but init_adapter %s has %g for %s; leave the key out to take "
+                    "the adapter's",
+                    tsr_config_where(config, key), key, own, config->init_adapter, other, path);
+}
+
+/* Whether PEFT has names of linears for the experts (adapters/set_experts.c). */
+static bool were_linears(const tsr_adapter_module *modules, uint64_t module_count)
+{
+    for (uint64_t i = 0; i < module_count; i++)
+        if (modules[i].was_linears)
+            return true;
+    return false;
+}
+
+const char *tsr_adapter_experts_note(const tsr_train_adapter *adapter,
+                                     const tsr_adapter_module *modules, uint64_t module_count)
+{
+    const tsr_adapter_spec *spec = &adapter->spec;
+    bool experts = false, linears = were_linears(modules, module_count);
+    for (uint64_t i = 0; i < module_count; i++)
+        experts |= modules[i].experts > 0;
+    if (adapter->init || !experts || spec->parameters_given)
+        return NULL;
+    if (spec->all_linear_peft)
+        return linears ? "but the routers, which stay frozen" : NULL;
+    if (!spec->all_linear)
+        return NULL;
+    if (spec->dora)
+        return "but the experts, for which there is no DoRA";
+    return linears ? "and all experts; PEFT's has these, gate_up_proj with twice r and alpha, and "
+                     "routers, but no other MLP (all-linear-peft)"
+                   : "and all experts, which PEFT's leaves out (all-linear-peft)";
+}
+
+/* PEFT takes these names for experts' (adapters/set_experts.c), so it does not read such an adapter. */
+static void warn_of_names(const tsr_train_adapter *adapter, const tsr_adapter_module *modules,
+                          uint64_t module_count)
+{
+    bool linears = were_linears(modules, module_count);
+    for (uint64_t i = 0; linears && i < adapter->set.count; i++) {
+        const char *path = modules[adapter->set.adapter[i].module].path;
+        if (adapter->set.adapter[i].experts ||
+            !(ends_in(path, "gate_proj") || ends_in(path, "up_proj") || ends_in(path, "down_proj")))
+            continue;
+        tsr_log(TSR_LOG_WARNING,
+                "PEFT 0.21 takes the name of %s for the experts', and does not read an adapter on "
+                "it; name it in exclude_modules, or write lora_target_modules: all-linear-peft, "
+                "for one that PEFT reads",
+                path);
+        return;
+    }
+}
+
+tsr_status tsr_adapter_experts_agree(const tsr_train_adapter *adapter, const tsr_config *config,
+                                     const tsr_adapter_module *modules, uint64_t module_count)
+{
+    const tsr_adapter_set *set = &adapter->set;
+    if (!adapter->init)
+        warn_of_names(adapter, modules, module_count);
+    for (uint64_t i = 0; i < set->count; i++) {
+        const tsr_adapter *a = &set->adapter[i];
+        const char *path = modules[a->module].path;
+        int times = config->lora_target_modules.kind == TSR_CONFIG_MODULES_ALL_LINEAR_PEFT
+                        ? modules[a->module].parts
+                        : 1;
+        if (!a->experts)
+            continue;
+        if (adapter->start == TSR_START_PRINCIPAL && !adapter->init)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: init_lora_weights: found %s with an adapter on %s; matrices of "
+                            "experts have no principal start; write init_lora_weights: true, or "
+                            "take the experts out with lora_target_parameters: []",
+                            tsr_config_where(config, "init_lora_weights"),
+                            config->init_lora_weights, path);
+        if (!adapter->init)
+            continue;
+        TSR_TRY(check_value(config, "expert_lora_r", (double)config->expert_lora_r * times,
+                            (double)a->r, path));
+        TSR_TRY(check_value(config, "expert_lora_alpha", config->expert_lora_alpha * times,
+                            a->alpha, path));
+    }
+    return TSR_OK;
 }

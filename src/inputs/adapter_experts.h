@@ -22,4 +22,20 @@ tsr_status tsr_adapter_experts_unknown(const tsr_train_adapter *adapter, const c
                                        const tsr_adapter_module *modules, uint64_t module_count,
                                        const char *directory);
 
+/* Whether names of parameters mean the same ones, or all that there are, of a model; whether a pattern's key is one of the
+ * names, or a path that ends in one. */
+bool tsr_adapter_experts_same(const tsr_config_strings *own, const tsr_peft_match *other,
+                              const tsr_adapter_module *modules, uint64_t module_count);
+bool tsr_adapter_experts_all(const tsr_peft_match *names, const tsr_adapter_module *modules,
+                             uint64_t module_count);
+bool tsr_adapter_experts_has(const tsr_peft_match *names, const char *key);
+
+/* What all-linear is beside the linears, and PEFT's; NULL: nothing to say. Static. */
+const char *tsr_adapter_experts_note(const tsr_train_adapter *adapter,
+                                     const tsr_adapter_module *modules, uint64_t module_count);
+
+/* TSR_ECONFIG: a key that does not go with adapters on experts, or is not what init_adapter's are. */
+tsr_status tsr_adapter_experts_agree(const tsr_train_adapter *adapter, const tsr_config *config,
+                                     const tsr_adapter_module *modules, uint64_t module_count);
+
 #endif
