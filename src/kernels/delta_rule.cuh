@@ -19,7 +19,7 @@
 #define CHUNK           TSR_DELTA_CHUNK
 #define SLICE           32 /* columns of a state that a block carries from chunk to chunk */
 #define SOLVERS         128
-#define DIFFERENTIATORS 256
+#define DIFFERENTIATORS 512
 
 /* A call, and where its workspace is. */
 typedef struct {

@@ -15,6 +15,8 @@
  */
 #include "kernels/delta_rule.cuh"
 
+#define SIDES                                                                                      \
+    (DIFFERENTIATORS / SOLVERS) /* warps that share 16 rows, each with columns of its own */
 #define TILE_T tile_of<E, CHUNK>::stride
 #define TILE_D tile_of<E, D>::stride
 #define TILE_S tile_of<E, SLICE>::stride
@@ -159,11 +161,11 @@ template <typename E, int D> struct finish_memory {
     E da[CHUNK * TILE_T]; /* (1 + A)^-1, then dA_ij beta_i E_ij */
     E dp[CHUNK * TILE_T]; /* dP_ij E_ij */
     delta_gates gates;
-    float half[2][CHUNK]; /* sums over half of the columns of a row */
+    float sum[SIDES][CHUNK]; /* of a row over the columns of a side */
     float warp[TSR_WARP + 1];
 };
 
-/* What a thread is of: 16 rows, and half of the columns. */
+/* What a thread is of: 16 rows, and the columns of a side. */
 typedef struct {
     int m0, side;
 } finish_part;
@@ -171,21 +173,31 @@ typedef struct {
 static __device__ __forceinline__ finish_part part_of(void)
 {
     int warp = (int)threadIdx.x / TSR_WARP;
-    finish_part part = {warp / 2 * 16, warp % 2};
+    finish_part part = {warp / SIDES * 16, warp % SIDES};
     return part;
 }
 
-/* Of two rows of a thread its sums, over the quad, to `half`. */
-static __device__ __forceinline__ void put_halves(float half[2][CHUNK], finish_part part,
-                                                  float sum[2])
+/* Of two rows of a thread its sums, over the quad. */
+static __device__ __forceinline__ void put_sums(float to[SIDES][CHUNK], finish_part part,
+                                                float sum[2])
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
         sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
         if (threadIdx.x % 4 == 0)
-            half[part.side][part.m0 + (int)threadIdx.x % TSR_WARP / 4 + 8 * i] = sum[i];
+            to[part.side][part.m0 + (int)threadIdx.x % TSR_WARP / 4 + 8 * i] = sum[i];
     }
+}
+
+/* Of a row over all columns. */
+static __device__ __forceinline__ float row_sum(const float sum[SIDES][CHUNK], int row)
+{
+    float all = 0;
+#pragma unroll
+    for (int side = 0; side < SIDES; side++)
+        all += sum[side][row];
+    return all;
 }
 
 /* Adds to the sums of rows the products with a tile. */
@@ -208,28 +220,28 @@ static __device__ __forceinline__ void back_solve(finish_memory<E, D> *m, const 
                                                   delta_chunk chunk, int head,
                                                   const tsr_delta_rule_backward_args &a)
 {
-    const int across = D / 16;
+    const int across = D / 8 / SIDES;
     finish_part part = part_of();
     int64_t keys = 2 * (int64_t)c->key_heads * c->dk;
     float y[1][across][4], sum[2] = {0, 0};
     clear<1, across>(y);
-    multiply<1, across, true, false>(y, m->da, TILE_T, part.m0, m->two, TILE_D, part.side * D / 2,
-                                     CHUNK);
+    multiply<1, across, true, false>(y, m->da, TILE_T, part.m0, m->two, TILE_D,
+                                     part.side * D / SIDES, CHUNK);
     add_dots<E, across>(sum, y, m->u, TILE_D, part, 1);
-    put_halves(m->half, part, sum);
+    put_sums(m->sum, part, sum);
     __syncthreads(); /* dU and the inverse are read */
-    put_tile<E, 1, across>(m->two, TILE_D, y, part.m0, part.side * D / 2);
+    put_tile<E, 1, across>(m->two, TILE_D, y, part.m0, part.side * D / SIDES);
 #pragma unroll
     for (int n = 0; n < across; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             y[0][n][e] *= m->gates.beta[row_at(part.m0, 0, e)];
     store_rows(a.d_mixed, y, chunk, keys + head * c->dv, keys + (int64_t)c->value_heads * c->dv,
-               c->dv, part.m0, part.side * D / 2, c->dtype);
+               c->dv, part.m0, part.side * D / SIDES, c->dtype);
     int i = (int)threadIdx.x;
     if (i < chunk.length)
         tsr_store(a.d_b, (int64_t)(chunk.start + i) * c->value_heads + head,
-                  (m->half[0][i] + m->half[1][i]) * (1.0f - m->gates.beta[i]), c->dtype);
+                  row_sum(m->sum, i) * (1.0f - m->gates.beta[i]), c->dtype);
     __syncthreads();
 }
 
@@ -237,9 +249,9 @@ static __device__ __forceinline__ void back_solve(finish_memory<E, D> *m, const 
 template <typename E, int D>
 static __device__ __forceinline__ void back_scores(finish_memory<E, D> *m)
 {
-    const int across = CHUNK / 16;
+    const int across = CHUNK / 8 / SIDES;
     finish_part part = part_of();
-    int n0 = part.side * CHUNK / 2;
+    int n0 = part.side * CHUNK / SIDES;
     float x[1][across][4];
     clear<1, across>(x);
     multiply<1, across, false, true>(x, m->two, TILE_D, part.m0, m->u, TILE_D, n0, D);
@@ -286,7 +298,17 @@ static __device__ __forceinline__ void scale_rows(float c[1][N][4], const float 
             c[0][n][e] *= sign * by[row_at(m0, 0, e)];
 }
 
-/* The gradient of g_a a: dc in halves, summed from the end of the chunk, `last` beside. One warp. */
+template <int N>
+static __device__ __forceinline__ void add_product(float to[1][N][4], const float c[1][N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            to[0][n][e] += c[0][n][e];
+}
+
+/* The gradient of g_a a: dc by sides, summed from the end of the chunk, `last` beside. One warp. */
 template <typename E, int D>
 static __device__ __forceinline__ void back_decay(const finish_memory<E, D> *m, const delta_call *c,
                                                   delta_chunk chunk, int head, float last,
@@ -300,7 +322,7 @@ static __device__ __forceinline__ void back_decay(const finish_memory<E, D> *m, 
     float own[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        own[i] = low + i < chunk.length ? m->half[0][low + i] + m->half[1][low + i] : 0;
+        own[i] = low + i < chunk.length ? row_sum(m->sum, low + i) : 0;
     float before = own[0] + own[1];
 #pragma unroll
     for (int step = 1; step < TSR_WARP; step *= 2) {
@@ -326,29 +348,126 @@ static __device__ __forceinline__ void back_decay(const finish_memory<E, D> *m, 
 template <typename E, int D>
 static __device__ __forceinline__ void
 back_norm(finish_memory<E, D> *m, const delta_call *c, delta_chunk chunk, const E *tile,
-          float d[1][D / 16][4], const float *rstd, int key_head, float scale, int64_t column,
-          void *d_mixed)
+          float d[1][D / 8 / SIDES][4], const float *rstd, int key_head, float scale,
+          int64_t column, void *d_mixed)
 {
-    const int across = D / 16;
+    const int across = D / 8 / SIDES;
     finish_part part = part_of();
     int64_t columns = 2 * (int64_t)c->key_heads * c->dk + (int64_t)c->value_heads * c->dv;
     float sum[2] = {0, 0};
-    __syncthreads(); /* halves are read */
+    __syncthreads(); /* sums are read */
     add_dots<E, across>(sum, d, tile, TILE_D, part, 1);
-    put_halves(m->half, part, sum);
+    put_sums(m->sum, part, sum);
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < across; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int row = row_at(part.m0, 0, e), at = column_at(part.side * D / 2, n, e);
-            float along = (m->half[0][row] + m->half[1][row]) / (scale * scale);
+            int row = row_at(part.m0, 0, e), at = column_at(part.side * D / SIDES, n, e);
+            float along = row_sum(m->sum, row) / (scale * scale);
             float r = row < chunk.length
                           ? rstd[(int64_t)(chunk.start + row) * c->key_heads + key_head]
                           : 0;
             d[0][n][e] = scale * r * (d[0][n][e] - get(tile + row * TILE_D + at) * along);
         }
-    store_rows(d_mixed, d, chunk, column, columns, c->dk, part.m0, part.side * D / 2, c->dtype);
+    store_rows(d_mixed, d, chunk, column, columns, c->dk, part.m0, part.side * D / SIDES, c->dtype);
+}
+
+/* What queries and keys get of S, as they are read. */
+template <typename E, int D>
+static __device__ __forceinline__ void back_reads(const finish_memory<E, D> *m,
+                                                  float q[1][D / 8 / SIDES][4],
+                                                  float read[1][D / 8 / SIDES][4])
+{
+    const int across = D / 8 / SIDES;
+    finish_part part = part_of();
+    int n0 = part.side * D / SIDES;
+    clear<1, across>(q);
+    clear<1, across>(read);
+    multiply<1, across, false, true>(q, m->one, TILE_D, part.m0, m->state, TILE_D, n0, D);
+    multiply<1, across, false, true>(read, m->two, TILE_D, part.m0, m->state, TILE_D, n0, D);
+    scale_rows<across>(q, m->gates.grow, part.m0, 1);
+    scale_rows<across>(read, m->gates.grow, part.m0, -1);
+    scale_rows<across>(read, m->gates.beta, part.m0, 1);
+}
+
+/* And of the chunk, with K and Q as tiles: all of it to dq and dk, and to dc. */
+template <typename E, int D>
+static __device__ __forceinline__ void
+add_reads(float dq[1][D / 8 / SIDES][4], float dk[1][D / 8 / SIDES][4], float dc[2],
+          const finish_memory<E, D> *m, float q[1][D / 8 / SIDES][4],
+          float read[1][D / 8 / SIDES][4])
+{
+    const int across = D / 8 / SIDES;
+    finish_part part = part_of();
+    int n0 = part.side * D / SIDES;
+    multiply<1, across, false, false>(q, m->dp, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
+    multiply<1, across, false, false>(read, m->da, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
+    add_dots<E, across>(dc, q, m->two, TILE_D, part, 1);
+    add_dots<E, across>(dc, read, m->one, TILE_D, part, 1);
+    add_product<across>(dq, q);
+    add_product<across>(dk, read);
+}
+
+/* The same of keys as they are written, with D as a tile; returns the thread's part of what the last c gets of D. */
+template <typename E, int D>
+static __device__ __forceinline__ float add_writes(float dk[1][D / 8 / SIDES][4], float dc[2],
+                                                   const finish_memory<E, D> *m)
+{
+    const int across = D / 8 / SIDES;
+    finish_part part = part_of();
+    int n0 = part.side * D / SIDES;
+    float wrote[1][across][4], last[2] = {0, 0};
+    clear<1, across>(wrote);
+    multiply<1, across, false, true>(wrote, m->u, TILE_D, part.m0, m->state, TILE_D, n0, D);
+    scale_rows<across>(wrote, m->gates.left, part.m0, 1);
+    add_dots<E, across>(last, wrote, m->one, TILE_D, part, 1);
+    multiply<1, across, true, false>(wrote, m->dp, TILE_T, part.m0, m->two, TILE_D, n0, CHUNK);
+    multiply<1, across, true, false>(wrote, m->da, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
+    add_dots<E, across>(dc, wrote, m->one, TILE_D, part, -1);
+    add_product<across>(dk, wrote);
+    return last[0] + last[1];
+}
+
+/* One value head: all but d_b and dV to sums. */
+template <typename E, int D>
+static __device__ __forceinline__ void
+finish_head(float dq[1][D / 8 / SIDES][4], float dk[1][D / 8 / SIDES][4], finish_memory<E, D> *m,
+            const delta_call *c, delta_chunk chunk, int head, const tsr_delta_rule_backward_args &a)
+{
+    int64_t index = (int64_t)blockIdx.x * c->value_heads + head;
+    int key_head = (int)blockIdx.y;
+    float q[1][D / 8 / SIDES][4], read[1][D / 8 / SIDES][4], dc[2] = {0, 0};
+    load_gates(&m->gates, c, chunk, head);
+    copy_head<E, D, DIFFERENTIATORS>(m->two, c->du, chunk, c->value_heads, head);
+    copy_head<E, D, DIFFERENTIATORS>(m->u, c->u, chunk, c->value_heads, head);
+    copy_rows<E, CHUNK, DIFFERENTIATORS>(m->da, c->inverse, index * CHUNK * CHUNK, CHUNK, CHUNK,
+                                         CHUNK);
+    tsr_copy_commit();
+    copy_rows<E, D, DIFFERENTIATORS>(m->state, c->state, index * D * D, D, D, D);
+    tsr_copy_commit();
+    read_rows<E, D, DIFFERENTIATORS>(m->one, a.d_o, (int64_t)head * c->dv,
+                                     (int64_t)c->value_heads * c->dv, chunk, c->dv, c->dtype,
+                                     c->whole);
+    tsr_copy_wait_but_one();
+    __syncthreads();
+    back_solve<E, D>(m, c, chunk, head, a);
+    back_scores<E, D>(m);
+    tsr_copy_wait();
+    __syncthreads();
+    back_reads<E, D>(m, q, read);
+    __syncthreads();
+    copy_head<E, D, DIFFERENTIATORS>(m->one, c->k, chunk, c->key_heads, key_head);
+    copy_head<E, D, DIFFERENTIATORS>(m->two, c->q, chunk, c->key_heads, key_head);
+    tsr_copy_commit();
+    float last = m->gates.grow[CHUNK - 1] * replace_state<E, D>(m->state, c->d_state, index);
+    tsr_copy_wait();
+    __syncthreads();
+    add_reads<E, D>(dq, dk, dc, m, q, read);
+    last = tsr_block_sum(last + add_writes<E, D>(dk, dc, m), m->warp);
+    put_sums(m->sum, part_of(), dc);
+    __syncthreads();
+    back_decay<E, D>(m, c, chunk, head, last, a);
 }
 
 template <typename E, int D>
@@ -359,74 +478,16 @@ static __global__ void __launch_bounds__(DIFFERENTIATORS)
     tsr_kernel_begin();
     extern __shared__ __align__(16) char memory[];
     finish_memory<E, D> *m = (finish_memory<E, D> *)memory;
-    const int across = D / 16;
     delta_chunk chunk = chunk_of(&c, (int)blockIdx.x);
-    finish_part part = part_of();
-    int key_head = (int)blockIdx.y, group = c.value_heads / c.key_heads, n0 = part.side * D / 2;
-    float dq[1][across][4], dk[1][across][4];
+    int key_head = (int)blockIdx.y, group = c.value_heads / c.key_heads;
+    float dq[1][D / 8 / SIDES][4], dk[1][D / 8 / SIDES][4];
     if (chunk.length == 0)
         return;
-    clear<1, across>(dq);
-    clear<1, across>(dk);
+    clear<1, D / 8 / SIDES>(dq);
+    clear<1, D / 8 / SIDES>(dk);
     for (int head = key_head * group; head < (key_head + 1) * group; head++) {
-        int64_t index = (int64_t)blockIdx.x * c.value_heads + head;
         __syncthreads();
-        load_gates(&m->gates, &c, chunk, head);
-        copy_head<E, D, DIFFERENTIATORS>(m->two, c.du, chunk, c.value_heads, head);
-        copy_head<E, D, DIFFERENTIATORS>(m->u, c.u, chunk, c.value_heads, head);
-        copy_rows<E, CHUNK, DIFFERENTIATORS>(m->da, c.inverse, index * CHUNK * CHUNK, CHUNK, CHUNK,
-                                             CHUNK);
-        tsr_copy_commit();
-        copy_rows<E, D, DIFFERENTIATORS>(m->state, c.state, index * D * D, D, D, D);
-        tsr_copy_commit();
-        read_rows<E, D, DIFFERENTIATORS>(m->one, a.d_o, (int64_t)head * c.dv,
-                                         (int64_t)c.value_heads * c.dv, chunk, c.dv, c.dtype,
-                                         c.whole);
-        tsr_copy_wait_but_one();
-        __syncthreads();
-        back_solve<E, D>(m, &c, chunk, head, a);
-        back_scores<E, D>(m);
-        tsr_copy_wait();
-        __syncthreads();
-        float q[1][across][4], read[1][across][4], wrote[1][across][4];
-        clear<1, across>(q);
-        clear<1, across>(read);
-        clear<1, across>(wrote);
-        multiply<1, across, false, true>(q, m->one, TILE_D, part.m0, m->state, TILE_D, n0, D);
-        multiply<1, across, false, true>(read, m->two, TILE_D, part.m0, m->state, TILE_D, n0, D);
-        scale_rows<across>(q, m->gates.grow, part.m0, 1);
-        scale_rows<across>(read, m->gates.grow, part.m0, -1);
-        scale_rows<across>(read, m->gates.beta, part.m0, 1);
-        __syncthreads();
-        copy_head<E, D, DIFFERENTIATORS>(m->one, c.k, chunk, c.key_heads, key_head);
-        copy_head<E, D, DIFFERENTIATORS>(m->two, c.q, chunk, c.key_heads, key_head);
-        tsr_copy_commit();
-        float last = m->gates.grow[CHUNK - 1] * replace_state<E, D>(m->state, c.d_state, index);
-        tsr_copy_wait();
-        __syncthreads();
-        multiply<1, across, false, true>(wrote, m->u, TILE_D, part.m0, m->state, TILE_D, n0, D);
-        scale_rows<across>(wrote, m->gates.left, part.m0, 1);
-        float sum[2] = {0, 0};
-        add_dots<E, across>(sum, wrote, m->one, TILE_D, part, 1);
-        last = tsr_block_sum(last + sum[0] + sum[1], m->warp);
-        multiply<1, across, false, false>(q, m->dp, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
-        multiply<1, across, false, false>(read, m->da, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
-        multiply<1, across, true, false>(wrote, m->dp, TILE_T, part.m0, m->two, TILE_D, n0, CHUNK);
-        multiply<1, across, true, false>(wrote, m->da, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
-        sum[0] = sum[1] = 0;
-        add_dots<E, across>(sum, q, m->two, TILE_D, part, 1);
-        add_dots<E, across>(sum, read, m->one, TILE_D, part, 1);
-        add_dots<E, across>(sum, wrote, m->one, TILE_D, part, -1);
-        put_halves(m->half, part, sum);
-        __syncthreads();
-        back_decay<E, D>(m, &c, chunk, head, last, a);
-#pragma unroll
-        for (int n = 0; n < across; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                dq[0][n][e] += q[0][n][e];
-                dk[0][n][e] += read[0][n][e] + wrote[0][n][e];
-            }
+        finish_head<E, D>(dq, dk, m, &c, chunk, head, a);
     }
     back_norm<E, D>(m, &c, chunk, m->two, dq, c.q_rstd, key_head, rsqrtf((float)c.dk),
                     (int64_t)key_head * c.dk, a.d_mixed);
