@@ -234,6 +234,17 @@ template <int M, int N> static __device__ __forceinline__ void clear(float c[M][
                 c[m][n][e] = 0;
 }
 
+template <int M, int N> static __device__ __forceinline__ void scale_all(float c[M][N][4], float by)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                c[m][n][e] *= by;
+}
+
 /* Scores of queries or keys by keys become P, or k.k below the diagonal, with their decay. */
 template <int N>
 static __device__ __forceinline__ void decay_scores(float c[1][N][4], const delta_gates *gates,

@@ -9,7 +9,7 @@
  *
  * dbeta_i is Y_i.U_i / beta_i, since beta_i rest_i = U_i + sum over j of A_ij U_j: so the gradient of g_b b is Y_i.U_i (1 - beta_i).
  *
- * Split    local: a block has a chunk of a value head. walk: a block has 32 columns of D of a head, in registers. finish: a
+ * Split    local: a block has a chunk of a value head. walk: a block has 64 columns of D of a head, in registers. finish: a
  *          block has a chunk of a key head, so that no gradient of q and k is added up in memory.
  * Cost     of a chunk and value head, L 64: local 2 L^2 (dk + dv), walk 6 L dk dv, finish 6 L dk dv + 2 L^2 (5 dk + 2 dv) FLOPs.
  */
@@ -17,9 +17,11 @@
 
 #define SIDES                                                                                      \
     (DIFFERENTIATORS / SOLVERS) /* warps that share 16 rows, each with columns of its own */
-#define TILE_T tile_of<E, CHUNK>::stride
-#define TILE_D tile_of<E, D>::stride
-#define TILE_S tile_of<E, SLICE>::stride
+#define TILE_T       tile_of<E, CHUNK>::stride
+#define TILE_D       tile_of<E, D>::stride
+#define WALKERS      256
+#define WALK_COLUMNS 64 /* of D, of a block; a warp has 32 of them */
+#define TILE_S       tile_of<E, WALK_COLUMNS>::stride
 
 /* ---- dU within a chunk ---- */
 
@@ -68,21 +70,33 @@ template <typename E, int D> struct walk_memory {
     delta_gates gates;
 };
 
-/* dU of 32 columns, in workspace, and less than 0 as a tile; with it a tile of diag(grow) dO. */
+/* What a warp is of: its first of 64 rows, and of the columns. */
+typedef struct {
+    int m0, n0;
+} walk_part;
+
+static __device__ __forceinline__ walk_part walk_of(void)
+{
+    int warp = (int)threadIdx.x / TSR_WARP;
+    walk_part part = {warp / 2 * 16, warp % 2 * SLICE};
+    return part;
+}
+
+/* dU of the block's columns, in workspace, and less than 0 as a tile; with it a tile of diag(grow) dO. */
 template <typename E, int D>
 static __device__ __forceinline__ void add_later(walk_memory<E, D> *m, const delta_call *c,
                                                  delta_chunk chunk, int head, int column,
                                                  const void *d_o)
 {
-    int m0 = (int)threadIdx.x / TSR_WARP * 16;
+    walk_part part = walk_of();
     float y[1][SLICE / 8][4];
     clear<1, SLICE / 8>(y);
-    multiply<1, SLICE / 8, false, false>(y, m->k, TILE_D, m0, m->d, TILE_S, 0, D);
+    multiply<1, SLICE / 8, false, false>(y, m->k, TILE_D, part.m0, m->d, TILE_S, part.n0, D);
 #pragma unroll
     for (int n = 0; n < SLICE / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int i = row_at(m0, 0, e), j = column_at(0, n, e);
+            int i = row_at(part.m0, 0, e), j = column_at(part.n0, n, e);
             float du = 0, out = 0;
             if (i < chunk.length) {
                 int64_t row = (int64_t)(chunk.start + i) * c->value_heads + head;
@@ -98,56 +112,74 @@ static __device__ __forceinline__ void add_later(walk_memory<E, D> *m, const del
 }
 
 template <typename E, int D>
-static __device__ __forceinline__ void store_slice(void *to, const E *d, int64_t index, int column)
+static __device__ __forceinline__ void store_columns(void *to, const E *d, int64_t index,
+                                                     int column)
 {
-    const int each = 16 / (int)sizeof(E), across = SLICE / each;
+    const int each = 16 / (int)sizeof(E), across = WALK_COLUMNS / each;
     E *out = (E *)to + index * D * D + column;
-    for (int i = (int)threadIdx.x; i < D * across; i += SOLVERS) {
+    for (int i = (int)threadIdx.x; i < D * across; i += WALKERS) {
         int row = i / across, at = i % across * each;
         *(uint4 *)(out + row * D + at) = *(const uint4 *)(d + row * TILE_S + at);
     }
 }
 
 template <typename E, int D>
-static __global__ void __launch_bounds__(SOLVERS)
+static __device__ __forceinline__ void copy_keys(walk_memory<E, D> *m, const delta_call *c,
+                                                 int index, int key_head)
+{
+    copy_head<E, D, WALKERS>(m->k, c->k, chunk_of(c, index), c->key_heads, key_head);
+    tsr_copy_commit();
+}
+
+template <typename E, int D>
+static __device__ __forceinline__ void copy_rest(walk_memory<E, D> *m, const delta_call *c,
+                                                 int index, int key_head, int head)
+{
+    delta_chunk chunk = chunk_of(c, index);
+    copy_head<E, D, WALKERS>(m->q, c->q, chunk, c->key_heads, key_head);
+    copy_head<E, D, WALKERS>(m->w, c->w, chunk, c->value_heads, head);
+    tsr_copy_commit();
+}
+
+/* Tiles of the chunk before are asked for as soon as nobody reads those of this one. */
+template <typename E, int D>
+static __global__ void __launch_bounds__(WALKERS)
     walk(const __grid_constant__ delta_call c, const void *d_o)
 {
     tsr_kernel_begin();
     extern __shared__ __align__(16) char memory[];
     walk_memory<E, D> *m = (walk_memory<E, D> *)memory;
-    const int parts = D / 64;
-    int head = (int)blockIdx.y, column = (int)blockIdx.z * SLICE;
-    int key_head = head / (c.value_heads / c.key_heads);
+    const int parts = D / 64; /* of 16 rows, of a warp */
+    walk_part part = walk_of();
+    int head = (int)blockIdx.y, column = (int)blockIdx.z * WALK_COLUMNS;
+    int key_head = head / (c.value_heads / c.key_heads), m0 = part.m0 * parts;
     int first = c.first_chunk[blockIdx.x], end = c.first_chunk[blockIdx.x + 1];
-    int m0 = (int)threadIdx.x / TSR_WARP * 16 * parts;
     float d[parts][SLICE / 8][4];
     clear<parts, SLICE / 8>(d);
+    if (first == end)
+        return;
+    copy_keys<E, D>(m, &c, end - 1, key_head);
+    copy_rest<E, D>(m, &c, end - 1, key_head, head);
     for (int index = end - 1; index >= first; index--) {
         delta_chunk chunk = chunk_of(&c, index);
-        copy_head<E, D, SOLVERS>(m->k, c.k, chunk, c.key_heads, key_head);
-        tsr_copy_commit();
-        copy_head<E, D, SOLVERS>(m->q, c.q, chunk, c.key_heads, key_head);
-        copy_head<E, D, SOLVERS>(m->w, c.w, chunk, c.value_heads, head);
-        tsr_copy_commit();
-        put_tile<E, parts, SLICE / 8>(m->d, TILE_S, d, m0, 0);
+        put_tile<E, parts, SLICE / 8>(m->d, TILE_S, d, m0, part.n0);
         load_gates(&m->gates, &c, chunk, head);
         tsr_copy_wait_but_one();
         __syncthreads();
-        store_slice<E, D>(c.d_state, m->d, (int64_t)index * c.value_heads + head, column);
+        store_columns<E, D>(c.d_state, m->d, (int64_t)index * c.value_heads + head, column);
         add_later<E, D>(m, &c, chunk, head, column, d_o);
         float keep = m->gates.grow[CHUNK - 1];
         tsr_copy_wait();
         __syncthreads();
-#pragma unroll
-        for (int p = 0; p < parts; p++)
-#pragma unroll
-            for (int n = 0; n < SLICE / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    d[p][n][e] *= keep;
-        multiply<parts, SLICE / 8, true, false>(d, m->q, TILE_D, m0, m->d_o, TILE_S, 0, CHUNK);
-        multiply<parts, SLICE / 8, true, false>(d, m->w, TILE_D, m0, m->du, TILE_S, 0, CHUNK);
+        if (index > first)
+            copy_keys<E, D>(m, &c, index - 1, key_head);
+        scale_all<parts, SLICE / 8>(d, keep);
+        multiply<parts, SLICE / 8, true, false>(d, m->q, TILE_D, m0, m->d_o, TILE_S, part.n0,
+                                                CHUNK);
+        multiply<parts, SLICE / 8, true, false>(d, m->w, TILE_D, m0, m->du, TILE_S, part.n0, CHUNK);
         __syncthreads();
+        if (index > first)
+            copy_rest<E, D>(m, &c, index - 1, key_head, head);
     }
 }
 
@@ -498,16 +530,16 @@ static __global__ void __launch_bounds__(DIFFERENTIATORS)
 /* ---- launches ---- */
 
 DELTA_LAUNCHER(local, local_memory, SOLVERS)
-DELTA_LAUNCHER(walk, walk_memory, SOLVERS)
+DELTA_LAUNCHER(walk, walk_memory, WALKERS)
 DELTA_LAUNCHER(finish, finish_memory, DIFFERENTIATORS)
 
 tsr_status delta_run_backward(tsr_stream *stream, const delta_call *c,
                               const tsr_delta_rule_backward_args *args)
 {
     unsigned chunks = (unsigned)c->chunks, heads = (unsigned)c->value_heads;
-    unsigned slices = (c->dk > 64 || c->dv > 64 ? 128 : 64) / SLICE;
+    unsigned parts = (c->dk > 64 || c->dv > 64 ? 128 : 64) / WALK_COLUMNS;
     DELTA_LAUNCH(local, c, stream, dim3(chunks, heads), *c, args->d_o);
-    DELTA_LAUNCH(walk, c, stream, dim3((unsigned)c->documents, heads, slices), *c, args->d_o);
+    DELTA_LAUNCH(walk, c, stream, dim3((unsigned)c->documents, heads, parts), *c, args->d_o);
     DELTA_LAUNCH(finish, c, stream, dim3(chunks, (unsigned)c->key_heads), *c, *args);
     return TSR_OK;
 }

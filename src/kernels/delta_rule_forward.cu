@@ -3,7 +3,7 @@
  * output; the backward begins with the first two as well.
  *
  * Split    solve: a block has a chunk of a value head. states: a block has 32 columns of the state of a head, in registers,
- *          and walks the chunks of a document; the next chunk's tiles are copied meanwhile. output: as solve.
+ *          and walks the chunks of a document. output: as solve.
  * Cost     of a chunk and head, L 64: solve 2 L^2 (dk + dk + dv), states 4 L dk dv, output 2 L dk dv + 2 L^2 (dk + dv)
  *          FLOPs; W, U, T and the states are written and read, 6 L D + D^2 elements.
  */
@@ -135,18 +135,24 @@ static __global__ void __launch_bounds__(SOLVERS) solve(const __grid_constant__ 
 /* ---- the states ---- */
 
 template <typename E, int D> struct states_memory {
-    E w[2][CHUNK * TILE_D], k[2][CHUNK * TILE_D];
+    E w[CHUNK * TILE_D], k[CHUNK * TILE_D];
     E s[D * TILE_S], u[CHUNK * TILE_S];
     delta_gates gates;
 };
 
 template <typename E, int D>
-static __device__ __forceinline__ void copy_chunk(states_memory<E, D> *m, int turn,
-                                                  const delta_call *c, int index, int head)
+static __device__ __forceinline__ void copy_w(states_memory<E, D> *m, const delta_call *c,
+                                              int index, int head)
 {
-    delta_chunk chunk = chunk_of(c, index);
-    copy_head<E, D, SOLVERS>(m->w[turn], c->w, chunk, c->value_heads, head);
-    copy_head<E, D, SOLVERS>(m->k[turn], c->k, chunk, c->key_heads,
+    copy_head<E, D, SOLVERS>(m->w, c->w, chunk_of(c, index), c->value_heads, head);
+    tsr_copy_commit();
+}
+
+template <typename E, int D>
+static __device__ __forceinline__ void copy_k(states_memory<E, D> *m, const delta_call *c,
+                                              int index, int head)
+{
+    copy_head<E, D, SOLVERS>(m->k, c->k, chunk_of(c, index), c->key_heads,
                              head / (c->value_heads / c->key_heads));
     tsr_copy_commit();
 }
@@ -165,14 +171,13 @@ static __device__ __forceinline__ void store_state(void *to, const E *s, int64_t
 
 /* U = U - W S in workspace, of 32 columns; scaled by what is left of it at the end of the chunk, as a tile. */
 template <typename E, int D>
-static __device__ __forceinline__ void correct(states_memory<E, D> *m, const E *w,
-                                               const delta_call *c, delta_chunk chunk, int head,
-                                               int column)
+static __device__ __forceinline__ void correct(states_memory<E, D> *m, const delta_call *c,
+                                               delta_chunk chunk, int head, int column)
 {
     int m0 = (int)threadIdx.x / TSR_WARP * 16;
     float y[1][SLICE / 8][4];
     clear<1, SLICE / 8>(y);
-    multiply<1, SLICE / 8, false, false>(y, w, TILE_D, m0, m->s, TILE_S, 0, D);
+    multiply<1, SLICE / 8, false, false>(y, m->w, TILE_D, m0, m->s, TILE_S, 0, D);
 #pragma unroll
     for (int n = 0; n < SLICE / 8; n++)
 #pragma unroll
@@ -189,6 +194,7 @@ static __device__ __forceinline__ void correct(states_memory<E, D> *m, const E *
         }
 }
 
+/* Tiles of the next chunk are asked for as soon as nobody reads those of this one. */
 template <typename E, int D>
 static __global__ void __launch_bounds__(SOLVERS) states(const __grid_constant__ delta_call c)
 {
@@ -201,33 +207,28 @@ static __global__ void __launch_bounds__(SOLVERS) states(const __grid_constant__
     int m0 = (int)threadIdx.x / TSR_WARP * 16 * parts;
     float s[parts][SLICE / 8][4];
     clear<parts, SLICE / 8>(s);
-    if (first < end)
-        copy_chunk<E, D>(m, 0, &c, first, head);
+    if (first == end)
+        return;
+    copy_w<E, D>(m, &c, first, head);
+    copy_k<E, D>(m, &c, first, head);
     for (int index = first; index < end; index++) {
-        int turn = (index - first) % 2;
         delta_chunk chunk = chunk_of(&c, index);
         put_tile<E, parts, SLICE / 8>(m->s, TILE_S, s, m0, 0);
         load_gates(&m->gates, &c, chunk, head);
-        if (index + 1 < end) {
-            copy_chunk<E, D>(m, 1 - turn, &c, index + 1, head);
-            tsr_copy_wait_but_one();
-        } else {
-            tsr_copy_wait();
-        }
+        tsr_copy_wait_but_one();
         __syncthreads();
         store_state<E, D>(c.state, m->s, (int64_t)index * c.value_heads + head, column);
-        correct<E, D>(m, m->w[turn], &c, chunk, head, column);
+        correct<E, D>(m, &c, chunk, head, column);
         float keep = m->gates.grow[CHUNK - 1];
+        tsr_copy_wait();
         __syncthreads();
-#pragma unroll
-        for (int p = 0; p < parts; p++)
-#pragma unroll
-            for (int n = 0; n < SLICE / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[p][n][e] *= keep;
-        multiply<parts, SLICE / 8, true, false>(s, m->k[turn], TILE_D, m0, m->u, TILE_S, 0, CHUNK);
+        if (index + 1 < end)
+            copy_w<E, D>(m, &c, index + 1, head);
+        scale_all<parts, SLICE / 8>(s, keep);
+        multiply<parts, SLICE / 8, true, false>(s, m->k, TILE_D, m0, m->u, TILE_S, 0, CHUNK);
         __syncthreads();
+        if (index + 1 < end)
+            copy_k<E, D>(m, &c, index + 1, head);
     }
 }
 
