@@ -71,6 +71,28 @@ static __device__ __forceinline__ float get(const __nv_bfloat16 *p)
     return __bfloat162float(*p);
 }
 
+/* Two elements side by side, the first at an even place. */
+static __device__ __forceinline__ void put2(float *p, float first, float second)
+{
+    *(float2 *)p = make_float2(first, second);
+}
+
+static __device__ __forceinline__ void put2(__nv_bfloat16 *p, float first, float second)
+{
+    *(uint32_t *)p = tsr_pack_bf16(first, second);
+}
+
+static __device__ __forceinline__ float2 get2(const float *p)
+{
+    return *(const float2 *)p;
+}
+
+static __device__ __forceinline__ float2 get2(const __nv_bfloat16 *p)
+{
+    uint32_t pair = *(const uint32_t *)p;
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 /* Elements from one row of a tile to the next: no bank is met twice by what a warp reads at once. */
 template <typename E, int COLUMNS> struct tile_of {
     static const int stride = COLUMNS + 16 / (int)sizeof(E);
@@ -270,8 +292,9 @@ static __device__ __forceinline__ void put_tile(E *tile, int stride, const float
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                put(tile + row_at(m0, m, e) * stride + column_at(n0, n, e), c[m][n][e]);
+            for (int e = 0; e < 4; e += 2)
+                put2(tile + row_at(m0, m, e) * stride + column_at(n0, n, e), c[m][n][e],
+                     c[m][n][e + 1]);
 }
 
 /* A product [64, D] to the rows of a head in workspace. */
@@ -282,26 +305,44 @@ static __device__ __forceinline__ void put_head(void *to, const float c[1][N][4]
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e += 2) {
             int row = row_at(m0, 0, e);
             if (row < chunk.length)
-                put((E *)to + first + row * stride + column_at(n0, n, e), c[0][n][e]);
+                put2((E *)to + first + row * stride + column_at(n0, n, e), c[0][n][e],
+                     c[0][n][e + 1]);
         }
 }
 
-/* The same to rows of dtype, of `width` columns. */
+static __device__ __forceinline__ void store2(void *p, int64_t i, float first, float second,
+                                              tsr_dtype dtype)
+{
+    if (dtype == TSR_F32)
+        *(float2 *)((float *)p + i) = make_float2(first, second);
+    else
+        *(uint32_t *)((uint16_t *)p + i) = tsr_pack2(first, second, dtype);
+}
+
+/* The same to rows of dtype, of `width` columns; `whole`: which is even, as all that is before. */
 template <int N>
-static __device__ __forceinline__ void store_rows(void *to, const float c[1][N][4],
-                                                  delta_chunk chunk, int64_t first, int64_t stride,
-                                                  int width, int m0, int n0, tsr_dtype dtype)
+static __device__ __forceinline__ void
+store_rows(void *to, const float c[1][N][4], delta_chunk chunk, int64_t first, int64_t stride,
+           int width, int m0, int n0, tsr_dtype dtype, bool whole)
 {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e += 2) {
             int row = row_at(m0, 0, e), column = column_at(n0, n, e);
-            if (row < chunk.length && column < width)
-                tsr_store(to, (chunk.start + row) * stride + first + column, c[0][n][e], dtype);
+            int64_t at = (chunk.start + row) * stride + first + column;
+            if (row >= chunk.length || column >= width)
+                continue;
+            if (whole) {
+                store2(to, at, c[0][n][e], c[0][n][e + 1], dtype);
+                continue;
+            }
+            tsr_store(to, at, c[0][n][e], dtype);
+            if (column + 1 < width)
+                tsr_store(to, at + 1, c[0][n][e + 1], dtype);
         }
 }
 

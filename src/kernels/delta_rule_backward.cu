@@ -82,6 +82,16 @@ static __device__ __forceinline__ walk_part walk_of(void)
     return part;
 }
 
+/* Columns `column` and the next one of a row of dtype; zeros from `width` on. */
+static __device__ __forceinline__ float2 load2(const void *p, int64_t row, int column, int width,
+                                               tsr_dtype dtype, bool whole)
+{
+    if (whole && dtype == TSR_BF16 && column < width)
+        return get2((const __nv_bfloat16 *)p + row + column);
+    return make_float2(column < width ? tsr_load(p, row + column, dtype) : 0,
+                       column + 1 < width ? tsr_load(p, row + column + 1, dtype) : 0);
+}
+
 /* dU of the block's columns, in workspace, and less than 0 as a tile; with it a tile of diag(grow) dO. */
 template <typename E, int D>
 static __device__ __forceinline__ void add_later(walk_memory<E, D> *m, const delta_call *c,
@@ -95,19 +105,21 @@ static __device__ __forceinline__ void add_later(walk_memory<E, D> *m, const del
 #pragma unroll
     for (int n = 0; n < SLICE / 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e += 2) {
             int i = row_at(part.m0, 0, e), j = column_at(part.n0, n, e);
-            float du = 0, out = 0;
+            float2 du = make_float2(0, 0), out = make_float2(0, 0);
             if (i < chunk.length) {
                 int64_t row = (int64_t)(chunk.start + i) * c->value_heads + head;
                 E *at = (E *)c->du + row * D + column + j;
-                du = get(at) + m->gates.left[i] * y[0][n][e];
-                put(at, du);
-                if (column + j < c->dv)
-                    out = tsr_load(d_o, row * c->dv + column + j, c->dtype);
+                du = get2(at);
+                du.x += m->gates.left[i] * y[0][n][e];
+                du.y += m->gates.left[i] * y[0][n][e + 1];
+                put2(at, du.x, du.y);
+                out = load2(d_o, row * c->dv, column + j, c->dv, c->dtype, c->whole);
             }
-            put(m->du + i * TILE_S + j, -du);
-            put(m->d_o + i * TILE_S + j, m->gates.grow[i] * out);
+            float grow = m->gates.grow[i];
+            put2(m->du + i * TILE_S + j, -du.x, -du.y);
+            put2(m->d_o + i * TILE_S + j, grow * out.x, grow * out.y);
         }
 }
 
@@ -240,10 +252,11 @@ static __device__ __forceinline__ void add_dots(float sum[2], const float c[1][N
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            sum[e / 2] +=
-                sign * c[0][n][e] *
-                get(tile + row_at(part.m0, 0, e) * stride + column_at(part.side * N * 8, n, e));
+        for (int e = 0; e < 4; e += 2) {
+            float2 x =
+                get2(tile + row_at(part.m0, 0, e) * stride + column_at(part.side * N * 8, n, e));
+            sum[e / 2] += sign * (c[0][n][e] * x.x + c[0][n][e + 1] * x.y);
+        }
 }
 
 /* Y, as a tile; dV, stored; the gradient of g_b b. */
@@ -269,7 +282,7 @@ static __device__ __forceinline__ void back_solve(finish_memory<E, D> *m, const 
         for (int e = 0; e < 4; e++)
             y[0][n][e] *= m->gates.beta[row_at(part.m0, 0, e)];
     store_rows(a.d_mixed, y, chunk, keys + head * c->dv, keys + (int64_t)c->value_heads * c->dv,
-               c->dv, part.m0, part.side * D / SIDES, c->dtype);
+               c->dv, part.m0, part.side * D / SIDES, c->dtype, c->whole);
     int i = (int)threadIdx.x;
     if (i < chunk.length)
         tsr_store(a.d_b, (int64_t)(chunk.start + i) * c->value_heads + head,
@@ -402,7 +415,8 @@ back_norm(finish_memory<E, D> *m, const delta_call *c, delta_chunk chunk, const 
                           : 0;
             d[0][n][e] = scale * r * (d[0][n][e] - get(tile + row * TILE_D + at) * along);
         }
-    store_rows(d_mixed, d, chunk, column, columns, c->dk, part.m0, part.side * D / SIDES, c->dtype);
+    store_rows(d_mixed, d, chunk, column, columns, c->dk, part.m0, part.side * D / SIDES, c->dtype,
+               c->whole);
 }
 
 /* What queries and keys get of S, as they are read. */

@@ -181,16 +181,18 @@ static __device__ __forceinline__ void correct(states_memory<E, D> *m, const del
 #pragma unroll
     for (int n = 0; n < SLICE / 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e += 2) {
             int i = row_at(m0, 0, e), j = column_at(0, n, e);
-            float u = 0;
+            float2 u = make_float2(0, 0);
             if (i < chunk.length) {
                 E *at = (E *)c->u + ((int64_t)(chunk.start + i) * c->value_heads + head) * D +
                         column + j;
-                u = get(at) - y[0][n][e];
-                put(at, u);
+                u = get2(at);
+                u.x -= y[0][n][e], u.y -= y[0][n][e + 1];
+                put2(at, u.x, u.y);
             }
-            put(m->u + i * TILE_S + j, m->gates.left[i] * u);
+            float left = m->gates.left[i];
+            put2(m->u + i * TILE_S + j, left * u.x, left * u.y);
         }
 }
 
@@ -280,7 +282,7 @@ static __global__ void __launch_bounds__(SOLVERS)
     __syncthreads();
     multiply<1, D / 8, false, false>(y, m->p, TILE_T, m0, m->k, TILE_D, 0, CHUNK);
     store_rows(o, y, chunk, head * (int64_t)c.dv, (int64_t)c.value_heads * c.dv, c.dv, m0, 0,
-               c.dtype);
+               c.dtype, c.whole);
 }
 
 /* ---- launches ---- */
