@@ -17,6 +17,11 @@ uint64_t tsr_adapter_module_key(const char *path)
     return tsr_hash(TSR_HASH_START, path, strlen(path));
 }
 
+uint64_t tsr_adapter_expert_key(uint64_t module_key, uint64_t expert)
+{
+    return tsr_hash(module_key, &expert, sizeof expert);
+}
+
 static void draw_uniform(float *out, uint64_t first, uint64_t count, float bound, uint64_t key,
                          uint64_t tag)
 {

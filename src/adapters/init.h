@@ -19,6 +19,9 @@ typedef enum {
 /* A 64-bit name of a module for counter-based generators. */
 uint64_t tsr_adapter_module_key(const char *path);
 
+/* The same of one expert's part of a module. */
+uint64_t tsr_adapter_expert_key(uint64_t module_key, uint64_t expert);
+
 /* Elements [first, first + count) of lora_A [r, in_features], flat. */
 void tsr_adapter_init_a(float *out, uint64_t first, uint64_t count, uint64_t in_features,
                         uint64_t seed, uint64_t module_key);

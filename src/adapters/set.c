@@ -12,8 +12,9 @@
 typedef unsigned long long ull; /* for %llu */
 
 /* What a configuration's target calls itself in messages. */
-#define TARGET_KEY  "lora_target_modules"
-#define EXCLUDE_KEY "exclude_modules"
+#define TARGET_KEY    "lora_target_modules"
+#define EXCLUDE_KEY   "exclude_modules"
+#define PARAMETER_KEY "lora_target_parameters"
 
 /* One call's work. `chosen` and `used` are owned, the rest borrowed. */
 typedef struct {
@@ -25,6 +26,7 @@ typedef struct {
     tsr_regex_budget *budget;         /* of all expressions together */
     bool *chosen;                     /* [module_count] */
     bool *used;                       /* [target.count] target names that matched a linear */
+    bool *parameter_used;             /* [parameter_count] likewise */
     bool *excludes; /* [exclude.count, 1 of a regular expression] those that take something away */
 } selection;
 
@@ -166,6 +168,25 @@ static tsr_status is_target(bool *out, const char **name, const selection *s,
     return TSR_OK;
 }
 
+/* A parameter of experts: named, or all-linear means it. */
+static tsr_status is_parameter(bool *out, const selection *s, const tsr_adapter_module *module)
+{
+    bool named = false;
+    for (uint64_t i = 0; i < s->spec->parameter_count; i++) {
+        bool same = ends_in(module->path, s->spec->parameter[i]);
+        s->parameter_used[i] |= same;
+        named |= same;
+    }
+    *out = named || (s->all_linear && !s->spec->dora);
+    if (named && s->spec->dora)
+        return tsr_fail(TSR_ECONFIG,
+                        PARAMETER_KEY
+                        ": %s has a matrix for each expert, and neither PEFT nor this program has "
+                        "DoRA for those; take use_dora or the parameter out",
+                        module->path);
+    return TSR_OK;
+}
+
 /* Layers limit names that are ends of paths; a name that is the whole path means that one module. */
 static bool in_layers(const selection *s, const char *path)
 {
@@ -185,8 +206,11 @@ static tsr_status choose_module(selection *s, uint64_t index)
 {
     const tsr_adapter_module *module = &s->module[index];
     bool target, excluded;
-    const char *name;
-    TSR_TRY(is_target(&target, &name, s, module));
+    const char *name = NULL;
+    if (module->experts)
+        TSR_TRY(is_parameter(&target, s, module));
+    else
+        TSR_TRY(is_target(&target, &name, s, module));
     TSR_TRY(is_excluded(&excluded, s, index, target));
     if (!target || excluded || !in_layers(s, module->path))
         return TSR_OK;
@@ -196,7 +220,7 @@ static tsr_status choose_module(selection *s, uint64_t index)
             "%s: \"%s\" means %s, and use_dora is for linears of the layers; take one of "
             "them out",
             TARGET_KEY, name, module->path);
-    if (!module->linear && !module->table)
+    if (!module->linear && !module->table && !module->experts)
         return tsr_fail(TSR_ECONFIG,
                         "%s: \"%s\" means %s, which is not a linear of a decoder layer and cannot "
                         "have an adapter; take it out, or name it in %s, or let the target end in "
@@ -238,6 +262,14 @@ static tsr_status linear_names(const char ***out, uint64_t *count, const selecti
     return TSR_OK;
 }
 
+/* The path below a layer: "mlp.experts.down_proj". */
+static const char *below_layer(const char *path)
+{
+    const char *at = strstr(path, "layers.");
+    const char *dot = at ? strchr(at + strlen("layers."), '.') : NULL;
+    return dot ? dot + 1 : path;
+}
+
 static tsr_status list_candidates(tsr_text *out, const selection *s)
 {
     const char **names;
@@ -248,6 +280,11 @@ static tsr_status list_candidates(tsr_text *out, const selection *s)
     for (uint64_t i = 0; i < s->module_count; i++)
         if (s->module[i].table)
             tsr_text_printf(out, ", %s", last_part(s->module[i].path));
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (s->module[i].experts &&
+            (i == 0 || !s->module[i - 1].experts ||
+             layer_of(s->module[i].path) == layer_of(s->module[i - 1].path)))
+            tsr_text_printf(out, ", %s", below_layer(s->module[i].path));
     free(names);
     return TSR_OK;
 }
@@ -290,6 +327,9 @@ static tsr_status report_choice(const selection *s)
     for (uint64_t i = 0; status == TSR_OK && i < s->spec->target.count; i++)
         if (!s->used[i])
             warn_unmatched(TARGET_KEY, s->spec->target.names[i], &candidates);
+    for (uint64_t i = 0; status == TSR_OK && i < s->spec->parameter_count; i++)
+        if (!s->parameter_used[i])
+            warn_unmatched(PARAMETER_KEY, s->spec->parameter[i], &candidates);
     for (uint64_t i = 0; status == TSR_OK && i < s->spec->exclude.count; i++)
         if (!s->excludes[i])
             warn_unmatched(EXCLUDE_KEY, s->spec->exclude.names[i], &candidates);
@@ -346,7 +386,8 @@ static tsr_status apply_key(const selection *s, const char *pattern_name,
 
 /* value[i] for every module: the pattern's, else `fallback`. */
 static tsr_status apply_pattern(double *value, const selection *s, const char *name,
-                                const tsr_adapter_pattern *pattern, uint64_t count, double fallback)
+                                const tsr_adapter_pattern *pattern, uint64_t count, double fallback,
+                                double of_experts)
 {
     tsr_status status = TSR_OK;
     const tsr_adapter_pattern **by = calloc(s->module_count + 1, sizeof *by);
@@ -354,7 +395,7 @@ static tsr_status apply_pattern(double *value, const selection *s, const char *n
         return tsr_fail(TSR_ENOMEM, "no memory for %s over %llu modules", name,
                         (ull)s->module_count);
     for (uint64_t i = 0; i < s->module_count; i++)
-        value[i] = fallback;
+        value[i] = s->module[i].experts ? of_experts : fallback;
     for (uint64_t k = 0; k < count && status == TSR_OK; k++)
         status = apply_key(s, name, &pattern[k], value, by);
     free(by);
@@ -370,9 +411,9 @@ static tsr_status build_adapters(tsr_adapter_set *set, const selection *s)
     if (!rank || !alpha || !set->adapter)
         return tsr_fail(TSR_ENOMEM, "no memory for %llu adapters", (ull)s->module_count);
     TSR_TRY(apply_pattern(rank, s, "rank_pattern", spec->rank_pattern, spec->rank_pattern_count,
-                          (double)spec->r));
+                          (double)spec->r, (double)(spec->expert_r ? spec->expert_r : spec->r)));
     TSR_TRY(apply_pattern(alpha, s, "alpha_pattern", spec->alpha_pattern, spec->alpha_pattern_count,
-                          spec->alpha));
+                          spec->alpha, spec->expert_alpha > 0 ? spec->expert_alpha : spec->alpha));
     for (uint64_t i = 0; i < s->module_count; i++)
         if (s->chosen[i])
             set->adapter[set->count++] = (tsr_adapter){
@@ -380,8 +421,9 @@ static tsr_status build_adapters(tsr_adapter_set *set, const selection *s)
                 .r = (uint64_t)rank[i],
                 .alpha = alpha[i],
                 .scale = alpha[i] / (spec->rslora ? sqrt(rank[i]) : rank[i]),
-                .dora = spec->dora,
+                .dora = spec->dora && !s->module[i].experts,
                 .table = s->module[i].table,
+                .experts = s->module[i].experts,
             };
     return TSR_OK;
 }
@@ -438,6 +480,33 @@ static tsr_status build_targets(tsr_adapter_set *set, const selection *s)
     return status;
 }
 
+/* target_parameters: as given, or of all-linear what the layers have. */
+static tsr_status build_parameters(tsr_adapter_set *set, const selection *s)
+{
+    const tsr_adapter_spec *spec = s->spec;
+    TSR_AUTO_FREE const char **names =
+        malloc((spec->parameter_count + s->module_count + 1) * sizeof *names);
+    uint64_t count = 0;
+    if (!names)
+        return tsr_fail(TSR_ENOMEM, "no memory for names of parameters");
+    for (uint64_t i = 0; i < spec->parameter_count; i++)
+        names[count++] = spec->parameter[i];
+    for (uint64_t i = 0; !spec->parameter_count && i < s->module_count; i++)
+        if (s->chosen[i] && s->module[i].experts)
+            names[count++] = below_layer(s->module[i].path);
+    count = sort_names(names, count);
+    set->parameter = calloc(count + 1, sizeof *set->parameter);
+    for (uint64_t i = 0; set->parameter && i < count; i++) {
+        set->parameter[i] = strdup(names[i]);
+        if (!set->parameter[i])
+            break;
+        set->parameter_count++;
+    }
+    return set->parameter_count == count && set->parameter
+               ? TSR_OK
+               : tsr_fail(TSR_ENOMEM, "no memory for names of parameters");
+}
+
 /* All expressions may look at all paths. */
 static void begin_budget(tsr_regex_budget *budget, const selection *s)
 {
@@ -457,14 +526,16 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
     selection s = {
         .spec = spec, .module = modules, .module_count = module_count, .budget = &budget};
     begin_budget(&budget, &s);
-    s.all_linear = spec->all_linear || (!spec->target.regex && spec->target.count == 0);
+    s.all_linear = spec->all_linear ||
+                   (!spec->target.regex && spec->target.count == 0 && spec->parameter_count == 0);
     tsr_status status = check_spec(&s);
     if (status < 0)
         return status;
     s.chosen = calloc(module_count + 1, sizeof *s.chosen);
     s.used = calloc(spec->target.count + 1, sizeof *s.used);
     s.excludes = calloc(spec->exclude.count + 1, sizeof *s.excludes);
-    status = s.chosen && s.used && s.excludes
+    s.parameter_used = calloc(spec->parameter_count + 1, sizeof *s.parameter_used);
+    status = s.chosen && s.used && s.excludes && s.parameter_used
                  ? choose(&s)
                  : tsr_fail(TSR_ENOMEM, "no memory for %llu modules", (ull)module_count);
     if (status == TSR_OK)
@@ -474,6 +545,8 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
     if (status == TSR_OK)
         status = build_targets(&set, &s);
     if (status == TSR_OK)
+        status = build_parameters(&set, &s);
+    if (status == TSR_OK)
         *out = set;
     else
         tsr_adapter_set_free(&set);
@@ -481,6 +554,7 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
     tsr_path_regex_free(s.exclude);
     free(s.chosen);
     free(s.used);
+    free(s.parameter_used);
     free(s.excludes);
     return status;
 }
@@ -491,7 +565,10 @@ void tsr_adapter_set_free(tsr_adapter_set *set)
         return;
     for (uint64_t i = 0; i < set->target_count; i++)
         free(set->target[i]);
+    for (uint64_t i = 0; i < set->parameter_count; i++)
+        free(set->parameter[i]);
     free(set->target);
+    free(set->parameter);
     free(set->adapter);
     *set = (tsr_adapter_set){0};
 }

@@ -25,7 +25,9 @@ typedef struct {
     const char *path; /* "model.layers.3.mlp.up_proj" */
     uint64_t in_features, out_features;
     bool linear;             /* a linear of a decoder layer: may have an adapter */
+    bool router;             /* it chooses experts: none */
     tsr_adapter_table table; /* may have a LoRA where a target names it */
+    uint64_t experts;        /* a parameter of so many matrices: may have a LoRA on each; 0: none */
 } tsr_adapter_module;
 
 /* A list of names, or one regular expression, or neither (count 0 and regex NULL). */
@@ -48,6 +50,11 @@ typedef struct {
     bool all_linear;          /* target_modules: all-linear; `target` is then empty */
     tsr_adapter_match target; /* neither form: all-linear */
     tsr_adapter_match exclude;
+    /* target_parameters: ends of paths of experts' parameters. all-linear means all of these too, but with DoRA. */
+    const char *const *parameter;
+    uint64_t parameter_count;
+    uint64_t expert_r;   /* of each expert; 0: r */
+    double expert_alpha; /* 0: alpha */
     const tsr_adapter_pattern *rank_pattern;
     uint64_t rank_pattern_count;
     const tsr_adapter_pattern *alpha_pattern;
@@ -64,6 +71,7 @@ typedef struct {
     double scale; /* alpha / r, or alpha / sqrt(r) with rsLoRA */
     bool dora;
     tsr_adapter_table table;
+    uint64_t experts; /* each has one; 0: it is no experts' */
 } tsr_adapter;
 
 /* In the order of the modules; and the target list for adapter_config.json: sorted names
@@ -73,12 +81,14 @@ typedef struct {
     uint64_t count;
     char **target;
     uint64_t target_count;
+    char **parameter; /* target_parameters likewise */
+    uint64_t parameter_count;
 } tsr_adapter_set;
 
 /* On success *out is the caller's, to be freed by tsr_adapter_set_free; on failure untouched.
  * TSR_ECONFIG, naming the key: nothing matched (with the candidates), a target that is not a linear
  * of a layer, a bad regular expression, two keys of one pattern with different values for one
- * module, DoRA on a table, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
+ * module, DoRA on a table or on experts, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
  * dropout out of range. A target, an exclusion or a pattern key that matches nothing is a warning in
  * the log, and so is a rank above the smaller side of a linear. */
 tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *spec,

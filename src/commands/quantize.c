@@ -44,7 +44,9 @@ static tsr_status add_sources(quantizing *all)
 static double bytes_to_read(const tsr_convert *convert)
 {
     const tsr_inputs *inputs = &convert->inputs;
-    double total = (double)tsr_checkpoint_total_bytes(inputs->checkpoint);
+    double total = 0;
+    for (uint64_t i = 0; i < tsr_checkpoint_count(inputs->checkpoint); i++)
+        total += (double)tsr_checkpoint_at(inputs->checkpoint, i)->bytes;
     for (int i = 0; i < inputs->layout.layer_count; i++)
         for (int j = 0; j < tsr_layout_linears(&inputs->layout.unit[i]); j++)
             total += (double)inputs->layout.unit[i].linear[j].source.weight->bytes *
@@ -77,6 +79,11 @@ static tsr_status quantize(tsr_convert *convert, json_t *report)
                         "%s: the model is quantized to nf4 already (%s.weight); quantize the "
                         "original one",
                         config->model_name_or_path, already->path);
+    if (inputs->model.mxfp4)
+        return tsr_fail(TSR_EDATA,
+                        "%s: its experts are MXFP4 already; quantize a model in bf16, or train "
+                        "this one as it is",
+                        config->model_name_or_path);
     const tsr_nf4_pack_options options = {.pool = tsr_device_pool(convert->device),
                                           .nested = config->use_bnb_nested_quant,
                                           .tick = tsr_convert_tick,

@@ -95,6 +95,10 @@ const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *pa
 /* Modules whose paths begin with `from` get `to` instead. */
 tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to);
 
+/* peft_experts.c: elements [first, first + count) of B as [experts, out, r] of a file's lora_B [out, r experts]. */
+tsr_status tsr_peft_read_expert_b(float *out, const tsr_tensor *stored, uint64_t experts,
+                                  uint64_t first, uint64_t count);
+
 /* EMBEDDING_A, _B: of an embedding's LoRA, [r, rows] and [columns, r]; WHOLE: of a module that modules_to_save trains; ROWS: of one that trainable_token_indices has rows of. */
 typedef enum {
     TSR_PEFT_A,

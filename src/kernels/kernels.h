@@ -12,12 +12,16 @@
 #include "base/text.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/balance.h"
+#include "kernels/combine.h"
 #include "kernels/compose.h"
 #include "kernels/convolution.h"
 #include "kernels/copy_columns.h"
 #include "kernels/delta_rule.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
+#include "kernels/expert_low_rank_backward.h"
+#include "kernels/expert_weight.h"
 #include "kernels/fixed_point.h"
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_gemm.h"
@@ -25,18 +29,24 @@
 #include "kernels/gate.h"
 #include "kernels/gated_norm.h"
 #include "kernels/gemm.h"
+#include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
 #include "kernels/head_weight.h"
+#include "kernels/latent_qkv.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
+#include "kernels/mxfp4_dequant.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
 #include "kernels/nf4_quantize.h"
 #include "kernels/noise.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
+#include "kernels/route.h"
+#include "kernels/route_sort.h"
 #include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
+#include "kernels/spread.h"
 #include "kernels/swiglu.h"
 #include "kernels/table_rows.h"
 #include "kernels/types.h"
@@ -53,17 +63,32 @@
     X(nf4_merge)                                                                                   \
     X(nf4_quantize)                                                                                \
     X(nf4_nest)                                                                                    \
+    X(mxfp4_dequant)                                                                               \
+    X(expert_weight)                                                                               \
+    X(grouped_gemm)                                                                                \
+    X(expert_low_rank_backward)                                                                    \
     X(widen)                                                                                       \
     X(rms_norm)                                                                                    \
     X(rms_norm_backward)                                                                           \
     X(rope_qkv)                                                                                    \
     X(rope_qkv_backward)                                                                           \
+    X(latent_qkv)                                                                                  \
+    X(latent_qkv_backward)                                                                         \
     X(attention)                                                                                   \
     X(attention_backward)                                                                          \
     X(swiglu)                                                                                      \
     X(swiglu_backward)                                                                             \
     X(layer_inputs)                                                                                \
     X(layer_inputs_backward)                                                                       \
+    X(route)                                                                                       \
+    X(route_sort)                                                                                  \
+    X(route_backward)                                                                              \
+    X(route_stats)                                                                                 \
+    X(combine)                                                                                     \
+    X(balance)                                                                                     \
+    X(balance_bias)                                                                                \
+    X(spread)                                                                                      \
+    X(combine_backward)                                                                            \
     X(convolution)                                                                                 \
     X(convolution_backward)                                                                        \
     X(delta_rule)                                                                                  \

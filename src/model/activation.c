@@ -103,6 +103,8 @@ static void fill_traits(tsr_matrix_traits *out, const tsr_activation_options *o,
     const tsr_layout_unit *unit = &o->layout->unit[layer];
     for (int i = 0; i < unit->block->matrix_count; i++)
         out[i] = tsr_activation_traits(o, &unit->linear[i]);
+    for (int i = 0; i < unit->block->stack_count; i++)
+        out[tsr_stack_weight(i)] = (tsr_matrix_traits){.r = unit->stack[i].r};
 }
 
 /* The slots that a block takes from: whole ones, or those of which every layer has a part. */
@@ -139,7 +141,7 @@ static bool are_alike(const tsr_layer_programs *programs, const tsr_activation_o
                       int b)
 {
     const tsr_layout_unit *x = &o->layout->unit[a], *y = &o->layout->unit[b];
-    tsr_matrix_traits left[TSR_BLOCK_MATRICES], right[TSR_BLOCK_MATRICES];
+    tsr_matrix_traits left[TSR_BLOCK_WEIGHTS], right[TSR_BLOCK_WEIGHTS];
     int first = o->layout->first_trained;
     bool same = x->block == y->block && trains(o, a) == trains(o, b) &&
                 (a == first) == (b == first) &&
@@ -152,12 +154,14 @@ static bool are_alike(const tsr_layer_programs *programs, const tsr_activation_o
     fill_traits(right, o, b);
     for (int i = 0; i < x->block->matrix_count; i++)
         same = same && same_traits(&left[i], &right[i]);
+    for (int i = 0; i < x->block->stack_count; i++)
+        same = same && x->stack[i].r == y->stack[i].r;
     return same;
 }
 
 static tsr_status make_program(tsr_layer_programs *out, const tsr_activation_options *o, int layer)
 {
-    tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+    tsr_matrix_traits traits[TSR_BLOCK_WEIGHTS];
     const tsr_layer_program_options options = {.block = o->layout->unit[layer].block,
                                                .traits = traits,
                                                .trains = trains(o, layer),
@@ -232,8 +236,11 @@ void tsr_layer_programs_free(tsr_layer_programs *programs)
 static tsr_array array_of(const walk *w, const tsr_layer_program *program, int value)
 {
     uint64_t width = tsr_value_width(program, value);
-    if (!program->block->value[value].statistic)
+    const tsr_value *v = &program->block->value[value];
+    if (!v->statistic)
         return (tsr_array){w->options->dtype, w->tokens, width};
+    if (v->fixed)
+        return (tsr_array){TSR_F32, width * w->tokens + v->fixed, 1};
     return width == 1 ? (tsr_array){TSR_F32, w->tokens, 1} : (tsr_array){TSR_F32, width, w->tokens};
 }
 

@@ -1,5 +1,6 @@
 #include "model/block.h"
 
+#include "kernels/routes.h"
 #include "model/node.h"
 
 #include <stdio.h>
@@ -159,6 +160,16 @@ void tsr_block_gain(tsr_block *b, tsr_residual *r, const char *name)
                       b->width, false);
 }
 
+int16_t tsr_block_plus(tsr_block *b, int16_t value, int16_t other, tsr_value_name y)
+{
+    tsr_node *node = add_node(b, &tsr_node_sum);
+    if (b->value[value].matrix != TSR_NONE || b->value[value].width != b->value[other].width)
+        b->fault = "it adds up what cannot be";
+    node->in[0] = value;
+    node->in[1] = other;
+    return add_output(b, node, 0, y, b->value[value].width, false);
+}
+
 void tsr_block_give(tsr_block *b, int16_t value, int slot)
 {
     if (slot >= TSR_SHARED_SLOTS || b->value[value].matrix != TSR_NONE)
@@ -234,6 +245,122 @@ void tsr_block_rope(tsr_block *b, int16_t qkv[3], const char *q_norm, const char
     node->weight[1] = add_vector(b, k_norm, (uint64_t)spec->head_dim);
 }
 
+void tsr_block_columns(tsr_block *b, int16_t out[2], int16_t value, uint64_t width,
+                       const tsr_value_name called[2])
+{
+    tsr_node *node = add_node(b, &tsr_node_columns);
+    node->in[0] = value;
+    if (width >= b->value[value].width)
+        b->fault = "it splits a value into more than it has";
+    out[0] = add_output(b, node, 0, called[0], width, false);
+    out[1] = add_output(b, node, 1, called[1], b->value[value].width - width, false);
+}
+
+void tsr_block_latent(tsr_block *b, int16_t qkv[3], const tsr_latent_spec *spec)
+{
+    static const tsr_value_name called[3] = {{"q", "queries"}, {"k", "keys"}, {"v", "values"}};
+    tsr_node *node = add_node(b, &tsr_node_latent);
+    uint64_t heads = (uint64_t)spec->heads, nope = (uint64_t)spec->nope_dim;
+    uint64_t rope = (uint64_t)spec->rope_dim, v = (uint64_t)spec->v_dim;
+    const uint64_t in[3] = {heads * (nope + rope), rope, heads * (nope + v)};
+    const uint64_t out[3] = {heads * (nope + rope), heads * (nope + rope), heads * v};
+    node->spec.latent = *spec;
+    for (int i = 0; i < 3; i++) {
+        node->in[i] = qkv[i];
+        if (b->value[qkv[i]].width != in[i])
+            b->fault = "latent attention reads values of other widths";
+        qkv[i] = add_output(b, node, i, called[i], out[i], false);
+    }
+}
+
+/* A vector without the block's 1 + w. */
+static int16_t add_plain_vector(tsr_block *b, const char *name, uint64_t rows, uint64_t count,
+                                bool bare)
+{
+    int16_t index = add_vector(b, name, count);
+    if (index == TSR_NONE)
+        return index;
+    b->vector[index].plus_one = false;
+    b->vector[index].rows = rows;
+    b->vector[index].bare = bare;
+    return index;
+}
+
+tsr_block_routes tsr_block_route(tsr_block *b, int16_t x, const tsr_router_names *names,
+                                 const tsr_route_spec *spec)
+{
+    tsr_node *node = add_node(b, &tsr_node_route);
+    uint64_t experts = (uint64_t)spec->experts, k = (uint64_t)spec->chosen;
+    tsr_block_routes out;
+    node->spec.route = *spec;
+    node->in[0] = x;
+    node->weight[TSR_ROUTE_WEIGHT] =
+        add_plain_vector(b, names->weight, experts, b->value[x].width, false);
+    node->weight[TSR_ROUTE_BIAS] = add_plain_vector(b, names->bias, 0, experts, true);
+    node->weight[TSR_ROUTE_CORRECTION] = add_plain_vector(b, names->correction, 0, experts, true);
+    node->weight[TSR_ROUTE_SCALE] = add_plain_vector(b, names->expert_scale, 0, experts, true);
+    out.weights = add_output(b, node, TSR_ROUTE_P,
+                             (tsr_value_name){"p", "weights of a token's experts"}, k, true);
+    out.routes =
+        add_output(b, node, TSR_ROUTE_ROUTES,
+                   (tsr_value_name){"routes", "which tokens go to which experts"}, 3 * k, true);
+    b->value[out.routes].fixed = tsr_routes_bytes(0, 0, (int64_t)experts) / sizeof(int32_t);
+    b->value[out.routes].index = true;
+    add_output(b, node, TSR_ROUTE_LOGITS, (tsr_value_name){"logits", "of the router"}, experts,
+               true);
+    if (node->weight[TSR_ROUTE_CORRECTION] != TSR_NONE)
+        b->vector[node->weight[TSR_ROUTE_CORRECTION]].wide = true;
+    return out;
+}
+
+static int16_t add_stack(tsr_block *b, tsr_node *node, const tsr_stack *stack, int32_t chosen)
+{
+    if (b->stack_count == TSR_BLOCK_STACKS) {
+        b->fault = "it has too many stacks of experts";
+        b->stack_count--;
+    }
+    int16_t index = (int16_t)b->stack_count++;
+    b->stack[index] = *stack;
+    b->stack[index].node = (int16_t)(node - b->node);
+    node->spec.experts = (tsr_experts_spec){.experts = (int32_t)stack->experts,
+                                            .chosen = chosen,
+                                            .out = (int64_t)stack->out,
+                                            .in = (int64_t)stack->in};
+    return index;
+}
+
+static int32_t chosen_of(const tsr_block *b, const tsr_block_routes *routes)
+{
+    return (int32_t)b->value[routes->weights].width;
+}
+
+int16_t tsr_block_experts(tsr_block *b, int16_t x, const tsr_block_routes *routes,
+                          const tsr_stack *stack)
+{
+    tsr_node *node = add_node(b, &tsr_node_experts);
+    int32_t k = chosen_of(b, routes);
+    node->in[TSR_EXPERTS_X] = x;
+    node->in[TSR_EXPERTS_ROUTES] = routes->routes;
+    node->weight[0] = add_stack(b, node, stack, k);
+    int16_t out =
+        add_output(b, node, 0, (tsr_value_name){"experts", "output of the experts' gate and up"},
+                   (uint64_t)k * stack->out, false);
+    b->value[out].rows = (uint64_t)k;
+    return out;
+}
+
+int16_t tsr_block_combine(tsr_block *b, int16_t rows, const tsr_block_routes *routes,
+                          const tsr_stack *stack)
+{
+    tsr_node *node = add_node(b, &tsr_node_combine);
+    node->in[TSR_COMBINE_ROWS] = rows;
+    node->in[TSR_COMBINE_P] = routes->weights;
+    node->in[TSR_COMBINE_ROUTES] = routes->routes;
+    node->weight[0] = add_stack(b, node, stack, chosen_of(b, routes));
+    return add_output(b, node, 0, (tsr_value_name){"y", "output of the experts"}, stack->out,
+                      false);
+}
+
 int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attention_spec *spec)
 {
     tsr_node *node = add_node(b, &tsr_node_attention);
@@ -244,7 +371,15 @@ int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attent
     add_output(b, node, TSR_ATTENTION_LSE, (tsr_value_name){"lse", "attention's log-sum-exp"},
                (uint64_t)spec->q_heads, true);
     return add_output(b, node, TSR_ATTENTION_O, (tsr_value_name){"o", "output of attention"},
-                      b->value[qkv[0]].width, false);
+                      (uint64_t)spec->q_heads *
+                          (uint64_t)tsr_attention_v_dim(spec->v_dim, spec->head_dim),
+                      false);
+}
+
+void tsr_block_sinks(tsr_block *b, int16_t o, const char *name)
+{
+    tsr_node *node = &b->node[b->value[o].node];
+    node->weight[0] = add_plain_vector(b, name, 0, (uint64_t)node->spec.attention.q_heads, true);
 }
 
 int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation activation)
@@ -254,22 +389,13 @@ int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation act
     node->spec.glu.activation = activation;
     node->in[0] = gate;
     node->in[1] = up;
-    return add_output(b, node, 0, (tsr_value_name){"act", "output of the gated unit"},
-                      up == TSR_NONE ? width / 2 : width, false);
+    int16_t out = add_output(b, node, 0, (tsr_value_name){"act", "output of the gated unit"},
+                             up == TSR_NONE ? width / 2 : width, false);
+    b->value[out].rows = b->value[gate].rows;
+    return out;
 }
 
 /* ---- linear attention, gates ---- */
-
-/* A vector that is used as it is, whatever the norms of the block do. */
-static int16_t add_plain_vector(tsr_block *b, const char *name, uint64_t count, bool bare,
-                                uint64_t taps)
-{
-    int16_t index = add_vector(b, name, count);
-    b->vector[index].plus_one = false;
-    b->vector[index].bare = bare;
-    b->vector[index].taps = taps;
-    return index;
-}
 
 int16_t tsr_block_convolution(tsr_block *b, int16_t value, const char *name, int32_t taps)
 {
@@ -277,7 +403,8 @@ int16_t tsr_block_convolution(tsr_block *b, int16_t value, const char *name, int
     uint64_t width = b->value[value].width;
     node->spec.convolution.taps = taps;
     node->in[0] = value;
-    node->weight[0] = add_plain_vector(b, name, width * (uint64_t)taps, false, (uint64_t)taps);
+    node->weight[0] = add_plain_vector(b, name, 0, width * (uint64_t)taps, false);
+    b->vector[node->weight[0]].taps = (uint64_t)taps;
     return add_output(b, node, 0,
                       (tsr_value_name){"qkv", "queries, keys and values after the convolution"},
                       width, false);
@@ -296,8 +423,8 @@ int16_t tsr_block_delta_rule(tsr_block *b, const int16_t mixed_beta_decay[3], co
     if (b->value[in[0]].width != 2 * keys * dk + heads * dv || b->value[in[1]].width != heads ||
         b->value[in[2]].width != heads || heads % keys)
         b->fault = "the heads of a delta rule are not what its inputs have";
-    node->weight[0] = add_plain_vector(b, a_log, heads, true, 0);
-    node->weight[1] = add_plain_vector(b, dt_bias, heads, true, 0);
+    node->weight[0] = add_plain_vector(b, a_log, 0, heads, true);
+    node->weight[1] = add_plain_vector(b, dt_bias, 0, heads, true);
     return add_output(b, node, 0, (tsr_value_name){"o", "output of the delta rule"}, heads * dv,
                       false);
 }
@@ -312,7 +439,7 @@ int16_t tsr_block_gated_norm(tsr_block *b, int16_t value, int16_t gate, const ch
     node->in[1] = gate;
     if (b->value[gate].width != width || width % (uint64_t)spec->head_dim)
         b->fault = "a gated norm and its gate have different widths";
-    node->weight[0] = add_plain_vector(b, name, (uint64_t)spec->head_dim, false, 0);
+    node->weight[0] = add_plain_vector(b, name, 0, (uint64_t)spec->head_dim, false);
     return add_output(b, node, 0, (tsr_value_name){"y", "output of the gated norm"}, width, false);
 }
 
@@ -397,20 +524,30 @@ static bool same_nodes(const tsr_block *a, const tsr_block *b)
 bool tsr_block_same(const tsr_block *a, const tsr_block *b)
 {
     bool same = same_nodes(a, b) && a->value_count == b->value_count &&
-                a->matrix_count == b->matrix_count && a->vector_count == b->vector_count;
+                a->matrix_count == b->matrix_count && a->vector_count == b->vector_count &&
+                a->stack_count == b->stack_count;
     for (int i = 0; i < a->value_count && same; i++)
         same = a->value[i].width == b->value[i].width && a->value[i].slot == b->value[i].slot &&
                a->value[i].of_layer == b->value[i].of_layer;
     for (int i = 0; i < a->matrix_count && same; i++)
         same = !strcmp(a->matrix[i].name, b->matrix[i].name) &&
                a->matrix[i].in == b->matrix[i].in && a->matrix[i].bias == b->matrix[i].bias &&
-               a->matrix[i].of_model == b->matrix[i].of_model;
+               a->matrix[i].of_model == b->matrix[i].of_model &&
+               a->matrix[i].router == b->matrix[i].router;
     for (int i = 0; i < a->vector_count && same; i++)
         same = !strcmp(a->vector[i].name, b->vector[i].name) &&
-               a->vector[i].count == b->vector[i].count &&
+               a->vector[i].count == b->vector[i].count && a->vector[i].rows == b->vector[i].rows &&
+               a->vector[i].bare == b->vector[i].bare && a->vector[i].wide == b->vector[i].wide &&
+               !(a->vector[i].divisor < b->vector[i].divisor) &&
+               !(a->vector[i].divisor > b->vector[i].divisor) &&
                a->vector[i].plus_one == b->vector[i].plus_one &&
-               a->vector[i].one == b->vector[i].one && a->vector[i].bare == b->vector[i].bare &&
-               a->vector[i].taps == b->vector[i].taps &&
+               a->vector[i].one == b->vector[i].one && a->vector[i].taps == b->vector[i].taps &&
                a->vector[i].of_model == b->vector[i].of_model;
+    for (int i = 0; i < a->stack_count && same; i++)
+        same = !strcmp(a->stack[i].name, b->stack[i].name) &&
+               a->stack[i].files == b->stack[i].files &&
+               a->stack[i].experts == b->stack[i].experts && a->stack[i].out == b->stack[i].out &&
+               a->stack[i].in == b->stack[i].in && a->stack[i].parts == b->stack[i].parts &&
+               a->stack[i].bias == b->stack[i].bias;
     return same;
 }

@@ -16,6 +16,7 @@
 
 #include "base/status.h"
 #include "kernels/activation.h"
+#include "kernels/route.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,6 +25,8 @@
 #define TSR_BLOCK_VALUES   128
 #define TSR_BLOCK_MATRICES 24
 #define TSR_BLOCK_VECTORS  24
+#define TSR_BLOCK_STACKS   2
+#define TSR_BLOCK_WEIGHTS  (TSR_BLOCK_MATRICES + TSR_BLOCK_STACKS) /* that may have adapters */
 #define TSR_NODE_PORTS     4
 #define TSR_SHARED_SLOTS   8 /* of a model: what layers leave to layers further up */
 #define TSR_NONE           (-1)
@@ -34,20 +37,51 @@ typedef struct {
     uint64_t out, in;
     bool bias;
     bool of_model; /* the module is the model's: the name is below "model" */
+    bool router;   /* it has no adapter */
     int16_t node;  /* that multiplies with it */
     /* Its values: the result, which may still lack magnitude and bias; x A^T; and, where the adapter composes
      * its output (adapters/linear.h), the product before that. */
     int16_t result, low, inner;
 } tsr_matrix;
 
-/* A frozen vector, the tensor "<layer>.<name>.weight". With taps it is [count / taps, 1, taps], of a convolution. */
+/* How checkpoints name what a stack is made of, below the layer; each NULL where no checkpoint has it so. Formats of
+ * names take the expert's number. */
+typedef struct {
+    const char
+        *one[2]; /* each expert's parts: "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj" */
+    const char *fused; /* all in one tensor [experts, out, in]: "mlp.experts.gate_up_proj" */
+    bool transposed;   /* which is [experts, in, out], its columns of two parts by turns */
+    const char *bias;  /* [experts, out], by turns as well */
+} tsr_stack_names;
+
+/* Frozen weights of all experts, [experts, out, in]: of each one a matrix, or two of the same size one behind the other
+ * (gate and up). Each expert may have an adapter. Every matrix is quantized on its own. */
+typedef struct {
+    const char
+        *name; /* of the parameter in Transformers, below the layer: "mlp.experts.gate_up_proj" */
+    const tsr_stack_names *files; /* static */
+    uint64_t experts, out, in;
+    int parts; /* 1 or 2 */
+    bool bias;
+    int16_t node; /* that multiplies with it */
+} tsr_stack;
+
+static inline uint64_t tsr_stack_matrices(const tsr_stack *stack)
+{
+    return stack->experts * (uint64_t)stack->parts;
+}
+
+/* A frozen vector, the tensor "<layer>.<name>.weight"; with `rows` a matrix [rows, count] that is never
+ * quantized; with taps [count / taps, 1, taps], of a convolution. */
 typedef struct {
     const char *name;
-    uint64_t count;
+    uint64_t count, rows;
+    bool bare;     /* the tensor is "<layer>.<name>" */
+    bool wide;     /* kept in fp32, whatever it is stored as */
+    float divisor; /* what is used is w / divisor; 0: w */
     bool plus_one; /* what is used is 1 + w (Gemma) */
     bool of_model; /* as of a matrix */
     bool one;      /* the tensor is "<layer>.<name>" and has one element, which stands for all */
-    bool bare;     /* the tensor is "<layer>.<name>" */
     uint64_t taps; /* 0: it is [count] */
 } tsr_vector;
 
@@ -55,7 +89,10 @@ typedef struct {
 typedef struct {
     const char *name, *why; /* as the plan prints it: "h", "the normed input of attention" */
     uint64_t width;
+    uint64_t rows;  /* of a token, of width / rows each: one for each of its experts; 0: 1 */
+    uint64_t fixed; /* elements beside those of the tokens */
     bool statistic;
+    bool index;     /* int32, in a statistic's place: it has no gradient */
     int16_t node;   /* that makes it; TSR_NONE: it enters the block */
     int16_t matrix; /* that it belongs to, or TSR_NONE */
     int16_t slot;   /* shared with other layers in this slot, or TSR_NONE */
@@ -86,17 +123,41 @@ typedef struct {
     bool neighbours; /* as in kernels/rope_tables.h */
 } tsr_rope_spec;
 
+/* As in kernels/latent_qkv.h; table: of the model's. */
+typedef struct {
+    int32_t heads, nope_dim, rope_dim, v_dim;
+    int32_t table;
+    bool neighbours;
+} tsr_latent_spec;
+
+/* v_dim: of the heads of values; 0: head_dim. */
 typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     int32_t window; /* a token sees itself and window - 1 before it; 0: all before it */
     float scale;    /* of the scores; 0: 1 / sqrt(head_dim) */
     float softcap;  /* c: the scores become c tanh(score / c); 0: they stay */
     bool shared;    /* other layers read its keys and values too; set by tsr_block_attention */
+    int32_t v_dim;
 } tsr_attention_spec;
 
 typedef struct {
     tsr_activation activation;
 } tsr_glu_spec;
+
+/* tsr_routing (kernels/route.h) without what it points to. */
+typedef struct {
+    int32_t experts, chosen; /* E, k */
+    tsr_route_scoring scoring;
+    bool normalise;
+    int32_t groups, chosen_groups; /* 0: no groups */
+    float scale;
+} tsr_route_spec;
+
+/* Of a stack's node. */
+typedef struct {
+    int32_t experts, chosen;
+    int64_t out, in;
+} tsr_experts_spec;
 
 typedef struct {
     int32_t taps;
@@ -115,7 +176,7 @@ typedef struct {
     int32_t heads;
 } tsr_split_spec;
 
-/* in, out: values; weight: matrices of a linear node, vectors of any other; TSR_NONE where there is none. Which
+/* in, out: values; weight: matrices of a linear node, stacks of one of experts, vectors of any other; TSR_NONE where there is none. Which
  * port is what, each kind says (node.h). */
 typedef struct {
     const tsr_node_kind *kind;
@@ -126,6 +187,9 @@ typedef struct {
         tsr_attention_spec attention;
         tsr_glu_spec glu;
         tsr_inputs_spec inputs;
+        tsr_latent_spec latent;
+        tsr_route_spec route;
+        tsr_experts_spec experts;
         tsr_convolution_spec convolution;
         tsr_delta_rule_spec delta_rule;
         tsr_gated_norm_spec gated_norm;
@@ -143,7 +207,8 @@ typedef struct {
     tsr_value value[TSR_BLOCK_VALUES];
     tsr_matrix matrix[TSR_BLOCK_MATRICES];
     tsr_vector vector[TSR_BLOCK_VECTORS];
-    int node_count, value_count, matrix_count, vector_count;
+    tsr_stack stack[TSR_BLOCK_STACKS];
+    int node_count, value_count, matrix_count, vector_count, stack_count;
     uint64_t width; /* of the residual stream */
     bool plus_one;  /* all of its norms multiply by 1 + w */
     tsr_residual in, out;
@@ -186,7 +251,19 @@ int16_t tsr_block_linear(tsr_block *block, int16_t x, const char *name, uint64_t
 void tsr_block_rope(tsr_block *block, int16_t qkv[3], const char *q_norm, const char *k_norm,
                     const tsr_rope_spec *spec);
 
+/* A linear's result in two: its first `width` columns, and the rest. */
+void tsr_block_columns(tsr_block *block, int16_t out[2], int16_t value, uint64_t width,
+                       const tsr_value_name called[2]);
+
+/* qkv: results of linears, queries and keys with values, and between them the part of keys that all heads share, which a
+ * columns made; they are replaced by q, k and v. */
+void tsr_block_latent(tsr_block *block, int16_t qkv[3], const tsr_latent_spec *spec);
+
 int16_t tsr_block_attention(tsr_block *block, const int16_t qkv[3], const tsr_attention_spec *spec);
+
+/* The attention that made o has a sink for each of its heads (kernels/attention.h), the vector `name` without
+ * ".weight". */
+void tsr_block_sinks(tsr_block *block, int16_t o, const char *name);
 
 /* f(gate) up; of one linear's result of which up is the second half: up TSR_NONE. */
 int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up, tsr_activation activation);
@@ -223,6 +300,9 @@ int16_t tsr_block_layer_inputs(tsr_block *block, int16_t value, const char *name
 /* Adds up the residual stream and multiplies it by the vector `name` of one element. */
 void tsr_block_gain(tsr_block *block, tsr_residual *r, const char *name);
 
+/* The sum of a value that no linear made and any other, beside the residual stream. */
+int16_t tsr_block_plus(tsr_block *block, int16_t value, int16_t other, tsr_value_name y);
+
 /* Puts a value that no linear made into a slot, where layers further up find it; its gradient is the sum of theirs. */
 void tsr_block_give(tsr_block *block, int16_t value, int slot);
 
@@ -230,6 +310,28 @@ void tsr_block_give(tsr_block *block, int16_t value, int slot);
  * of_layer those of this layer, where every layer has as many. */
 int16_t tsr_block_take(tsr_block *block, int slot, uint64_t width, bool of_layer,
                        tsr_value_name called);
+
+/* Which experts a token of x goes to, and with which weights. */
+typedef struct {
+    int16_t weights, routes; /* p and what kernels/routes.h has */
+} tsr_block_routes;
+
+/* Names of vectors, NULL: none. weight: the router's [experts, width of x]; bias and correction [experts], the latter
+ * of the choice alone; expert_scale: factors of the weights. */
+typedef struct {
+    const char *weight, *bias, *correction, *expert_scale;
+} tsr_router_names; /* weight NULL: x are the logits */
+
+tsr_block_routes tsr_block_route(tsr_block *block, int16_t x, const tsr_router_names *names,
+                                 const tsr_route_spec *spec);
+
+/* The rows of x of each expert times its matrix of the stack: a row for each expert of each token, sorted by expert. */
+int16_t tsr_block_experts(tsr_block *block, int16_t x, const tsr_block_routes *routes,
+                          const tsr_stack *stack);
+
+/* The same of such rows, summed over the experts of each token with their weights. */
+int16_t tsr_block_combine(tsr_block *block, int16_t rows, const tsr_block_routes *routes,
+                          const tsr_stack *stack);
 
 /* The residual stream becomes r + value. */
 void tsr_block_add(tsr_block *block, tsr_residual *r, int16_t value);

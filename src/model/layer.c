@@ -54,6 +54,7 @@ static tsr_pass begin(const tsr_linear_context *context, const tsr_model_tables 
                       .block = layer->program->block,
                       .traits = layer->program->traits,
                       .linear = layer->linear,
+                      .stack = layer->stack,
                       .vector = layer->vector};
 }
 

@@ -11,6 +11,7 @@
 typedef struct {
     const tsr_layer_program *program;
     tsr_linear linear[TSR_BLOCK_MATRICES];
+    tsr_expert_stack stack[TSR_BLOCK_STACKS];
     tsr_frozen vector[TSR_BLOCK_VECTORS];
     tsr_frozen final_norm; /* of the model; in the last layer's unit, else NULL data */
     tsr_fp8_rows *made8;   /* [matrix_count]: what one run of a backward leaves to the next */
@@ -39,7 +40,8 @@ tsr_status tsr_layer_enter(const tsr_linear_context *context, const tsr_model_ta
                            const tsr_layer_memory *memory, const tsr_layer_input *input);
 
 /* In its runs, what is not kept is made again; then memory->dx [T, d], the gradient of what the layer left, becomes that of
- * what entered it. What is kept is consumed. gradients: [matrix_count]. */
+ * what entered it. What is kept is consumed. gradients:
+ * [TSR_BLOCK_WEIGHTS]. */
 tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_model_tables *tables,
                               const tsr_layer *layer, const tsr_layer_batch *batch,
                               const tsr_layer_memory *memory, const tsr_layer_gradients *gradients,

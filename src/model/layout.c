@@ -1,4 +1,4 @@
-#include "model/layout.h"
+#include "model/layout_parts.h"
 
 #include "adapters/init.h"
 #include "base/checked.h"
@@ -11,17 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAME_BYTES 256
-
 #define COMPARED_ELEMENTS (1ull << 16) /* of two tensors at a time */
-
-typedef struct {
-    tsr_layout *layout;
-    const tsr_checkpoint *checkpoint;
-    tsr_layout_options options;
-    bool in_4bit; /* the checkpoint holds a 4-bit weight, whatever its config.json says */
-    const char *prefix, *head; /* of the model's names in the checkpoint; the head's name */
-} builder;
 
 static bool holds_4bit(const tsr_checkpoint *checkpoint)
 {
@@ -32,13 +22,13 @@ static bool holds_4bit(const tsr_checkpoint *checkpoint)
 }
 
 /* Of a module of a layer or, of_model, of the model. */
-static void put_name(char out[NAME_BYTES], const char *prefix, int layer, bool of_model,
-                     const char *module, const char *what)
+void tsr_layout_put_name(char out[TSR_LAYOUT_NAME_BYTES], const char *prefix, int layer,
+                         bool of_model, const char *module, const char *what)
 {
     if (of_model)
-        snprintf(out, NAME_BYTES, "%s%s%s", prefix, module, what);
+        snprintf(out, TSR_LAYOUT_NAME_BYTES, "%s%s%s", prefix, module, what);
     else
-        snprintf(out, NAME_BYTES, "%slayers.%d.%s%s", prefix, layer, module, what);
+        snprintf(out, TSR_LAYOUT_NAME_BYTES, "%slayers.%d.%s%s", prefix, layer, module, what);
 }
 
 static bool has_layers(const tsr_checkpoint *checkpoint, const char *prefix)
@@ -55,7 +45,7 @@ static bool has_layers(const tsr_checkpoint *checkpoint, const char *prefix)
 }
 
 /* How the checkpoint spells the names of a model with other towers; of a plain one there is one way. */
-static tsr_status find_names(builder *b)
+static tsr_status find_names(tsr_layout_builder *b)
 {
     static const char inner_head[] = "language_model.lm_head.weight";
     const tsr_composite *composite = b->layout->config.composite;
@@ -78,7 +68,7 @@ static tsr_status find_names(builder *b)
         tsr_composite_spelling(composite, 2), first ? first->name : "none");
 }
 
-static int add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
+int tsr_layout_add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
 {
     uint64_t granule = segment.kind == TSR_SEGMENT_PLAIN ? 64 : TSR_NF4_GRANULE;
     segment.granule_count = tsr_ceil_div(segment.element_count, granule);
@@ -89,22 +79,24 @@ static int add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
 }
 
 /* [rows, columns] in memory; `segment` has what it is and the shape that files have. */
-static int add_trainable(tsr_layout *layout, tsr_layout_unit *unit, uint64_t rows, uint64_t columns,
-                         tsr_layout_segment segment)
+int tsr_layout_add_trainable(tsr_layout *layout, tsr_layout_unit *unit, uint64_t rows,
+                             uint64_t columns, tsr_layout_segment segment)
 {
     segment.kind = TSR_SEGMENT_PLAIN;
+    uint64_t matrices = segment.stack ? segment.stack : 1;
     segment.columns = columns;
-    segment.element_count = rows * columns;
+    segment.element_count = matrices * rows * columns;
     segment.granule_count = tsr_ceil_div(segment.element_count, 64);
     segment.granule_bytes = 64 * tsr_dtype_bytes(segment.dtype);
     unit->trainable[unit->trainable_count] = segment;
-    layout->trainable_count += segment.stored_rows * segment.stored_columns;
+    layout->trainable_count += matrices * segment.stored_rows * segment.stored_columns;
     return unit->trainable_count++;
 }
 
 /* Finds a plain tensor and checks its shape; its dtype in memory is BF16, else F32. */
-static tsr_status plain_tensor(const tsr_tensor **out, tsr_dtype *dtype, const builder *b,
-                               const char *name, int ndim, const uint64_t *shape)
+tsr_status tsr_layout_plain_tensor(const tsr_tensor **out, tsr_dtype *dtype,
+                                   const tsr_layout_builder *b, const char *name, int ndim,
+                                   const uint64_t *shape)
 {
     char found[TSR_SHAPE_TEXT_BYTES], wanted[TSR_SHAPE_TEXT_BYTES];
     const char *directory = tsr_checkpoint_directory(b->checkpoint);
@@ -133,31 +125,37 @@ typedef struct {
     uint64_t taps; /* as of a tsr_vector */
 } vector_use;
 
-static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit, int linear,
-                             const char *name, uint64_t count, vector_use use)
+static tsr_status add_vector(int *index, const tsr_layout_builder *b, tsr_layout_unit *unit,
+                             int linear, const char *name, const tsr_vector *vector, vector_use use)
 {
     const tsr_tensor *tensor = NULL;
     tsr_dtype dtype = TSR_F32;
+    uint64_t rows = vector->rows ? vector->rows : 1, count = rows * vector->count;
     uint64_t stored = use.one ? 1 : count;
+    const uint64_t matrix[2] = {vector->rows, vector->count};
     const uint64_t shape[3] = {use.taps ? count / use.taps : stored, 1, use.taps};
-    TSR_TRY(plain_tensor(&tensor, &dtype, b, name, use.taps ? 3 : 1, shape));
+    TSR_TRY(tsr_layout_plain_tensor(&tensor, &dtype, b, name,
+                                    vector->rows ? 2
+                                    : use.taps   ? 3
+                                                 : 1,
+                                    vector->rows ? matrix : shape));
     bool divides = use.divisor != 0 && use.divisor != 1;
-    bool changed = use.plus != 0 || divides || use.one;
-    *index = add_frozen(unit, (tsr_layout_segment){.name = tensor->name,
-                                                   .source = tensor,
-                                                   .linear = linear,
-                                                   .dtype = changed ? TSR_F32 : dtype,
-                                                   .element_count = count,
-                                                   .plus = use.plus,
-                                                   .divisor = !changed  ? 0
-                                                              : divides ? use.divisor
-                                                                        : 1,
-                                                   .one = use.one});
+    bool changed = use.plus != 0 || divides || use.one || (vector->wide && dtype != TSR_F32);
+    *index = tsr_layout_add_frozen(unit, (tsr_layout_segment){.name = tensor->name,
+                                                              .source = tensor,
+                                                              .linear = linear,
+                                                              .dtype = changed ? TSR_F32 : dtype,
+                                                              .element_count = count,
+                                                              .plus = use.plus,
+                                                              .divisor = !changed  ? 0
+                                                                         : divides ? use.divisor
+                                                                                   : 1,
+                                                              .one = use.one});
     b->layout->parameter_count += stored;
     return TSR_OK;
 }
 
-static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, int index,
+static tsr_status weight_segments(const tsr_layout_builder *b, tsr_layout_unit *unit, int index,
                                   const char *name)
 {
     tsr_layout_linear *linear = &unit->linear[index];
@@ -189,27 +187,28 @@ static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, int i
                                   .element_count = count};
     if (!linear->quantized) {
         segment.dtype = source->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
-        linear->plain = add_frozen(unit, segment);
+        linear->plain = tsr_layout_add_frozen(unit, segment);
     } else {
         segment.kind = TSR_SEGMENT_CODES;
         segment.dtype = TSR_U8;
         segment.granule_bytes = TSR_NF4_GRANULE_CODE_BYTES;
-        linear->codes = add_frozen(unit, segment);
+        linear->codes = tsr_layout_add_frozen(unit, segment);
         segment.kind = TSR_SEGMENT_ABSMAX;
         segment.dtype = linear->nested ? TSR_U8 : TSR_F32;
         segment.granule_bytes = linear->nested ? TSR_NF4_GRANULE_ABSMAX_BYTES
                                                : TSR_NF4_GRANULE_BLOCKS * (uint64_t)sizeof(float);
-        linear->absmax = add_frozen(unit, segment);
+        linear->absmax = tsr_layout_add_frozen(unit, segment);
     }
     b->layout->parameter_count += count;
     return TSR_OK;
 }
 
-static tsr_status make_linear(const builder *b, tsr_layout_unit *unit, int layer, int index)
+static tsr_status make_linear(const tsr_layout_builder *b, tsr_layout_unit *unit, int layer,
+                              int index)
 {
     const tsr_matrix *matrix = &unit->block->matrix[index];
     tsr_layout_linear *linear = &unit->linear[index];
-    char name[NAME_BYTES];
+    char name[TSR_LAYOUT_NAME_BYTES];
     linear->out = matrix->out;
     linear->in = matrix->in;
     linear->bias = linear->a = linear->b = linear->m = TSR_NO_SEGMENT;
@@ -218,37 +217,43 @@ static tsr_status make_linear(const builder *b, tsr_layout_unit *unit, int layer
     if (!linear->path)
         return tsr_fail(TSR_ENOMEM, "out of memory for module names");
     /* The same random numbers for a decoder alone and beside towers. */
-    put_name(name, tsr_composite_prefix(NULL), layer, matrix->of_model, matrix->name, "");
+    tsr_layout_put_name(name, tsr_composite_prefix(NULL), layer, matrix->of_model, matrix->name,
+                        "");
     linear->module_key = tsr_adapter_module_key(name);
-    put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".weight");
+    tsr_layout_put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".weight");
     TSR_TRY(weight_segments(b, unit, index, name));
     if (!matrix->bias)
         return TSR_OK;
-    put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".bias");
-    return add_vector(&linear->bias, b, unit, index, name, linear->out, (vector_use){0});
+    tsr_layout_put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".bias");
+    return add_vector(&linear->bias, b, unit, index, name, &(tsr_vector){.count = linear->out},
+                      (vector_use){0});
 }
 
-static tsr_status make_layer(const builder *b, int layer)
+static tsr_status make_layer(const tsr_layout_builder *b, int layer)
 {
     tsr_layout_unit *unit = &b->layout->unit[layer];
-    char name[NAME_BYTES];
+    char name[TSR_LAYOUT_NAME_BYTES];
     for (int i = 0; i < unit->block->matrix_count; i++)
         TSR_TRY(make_linear(b, unit, layer, i));
+    for (int i = 0; i < unit->block->stack_count; i++)
+        TSR_TRY(tsr_layout_make_stack(b, unit, layer, i));
     for (int i = 0; i < unit->block->vector_count; i++) {
         const tsr_vector *vector = &unit->block->vector[i];
-        put_name(name, b->prefix, layer, vector->of_model, vector->name,
-                 vector->one || vector->bare ? "" : ".weight");
-        TSR_TRY(add_vector(
-            &unit->vector[i], b, unit, -1, name, vector->count,
-            (vector_use){.plus = vector->plus_one, .one = vector->one, .taps = vector->taps}));
+        tsr_layout_put_name(name, b->prefix, layer, vector->of_model, vector->name,
+                            vector->one || vector->bare ? "" : ".weight");
+        TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector,
+                           (vector_use){.plus = vector->plus_one,
+                                        .divisor = vector->divisor,
+                                        .one = vector->one,
+                                        .taps = vector->taps}));
     }
     if (layer < b->layout->layer_count - 1)
         return TSR_OK;
     /* The logits' divisor is the final norm's: nothing but the head reads what it makes. */
     const tsr_model_config *config = &b->layout->config;
-    put_name(name, b->prefix, 0, true, "norm", ".weight");
+    tsr_layout_put_name(name, b->prefix, 0, true, "norm", ".weight");
     return add_vector(
-        &unit->final_norm, b, unit, -1, name, config->hidden_size,
+        &unit->final_norm, b, unit, -1, name, &(tsr_vector){.count = config->hidden_size},
         (vector_use){.plus = config->norm_plus_one, .divisor = (float)config->logits_divisor});
 }
 
@@ -275,7 +280,7 @@ static tsr_status same_values(bool *out, const tsr_tensor *a, const tsr_tensor *
 
 /* The head of a model that says that it is tied: a head that is stored and is not the embedding is
  * what Transformers uses. */
-static tsr_status tied_head(const builder *b, tsr_dtype *dtype, const uint64_t *shape)
+static tsr_status tied_head(const tsr_layout_builder *b, tsr_dtype *dtype, const uint64_t *shape)
 {
     tsr_layout *layout = b->layout;
     tsr_dtype stored_dtype = TSR_F32;
@@ -284,7 +289,7 @@ static tsr_status tied_head(const builder *b, tsr_dtype *dtype, const uint64_t *
     layout->head = layout->embedding;
     if (!tsr_checkpoint_find(b->checkpoint, b->head))
         return TSR_OK;
-    TSR_TRY(plain_tensor(&stored, &stored_dtype, b, b->head, 2, shape));
+    TSR_TRY(tsr_layout_plain_tensor(&stored, &stored_dtype, b, b->head, 2, shape));
     TSR_TRY(same_values(&same, layout->embedding, stored));
     if (same)
         return TSR_OK;
@@ -299,21 +304,21 @@ static tsr_status tied_head(const builder *b, tsr_dtype *dtype, const uint64_t *
 }
 
 /* The table of what every layer takes of a token. */
-static tsr_status find_layer_rows(const builder *b)
+static tsr_status find_layer_rows(const tsr_layout_builder *b)
 {
     const tsr_model_config *config = &b->layout->config;
     uint64_t shape[2] = {config->vocab_size, config->layer_count * config->layer_input_width};
     tsr_dtype dtype;
-    char name[NAME_BYTES];
+    char name[TSR_LAYOUT_NAME_BYTES];
     if (!config->layer_input_width)
         return TSR_OK;
-    put_name(name, b->prefix, 0, true, config->arch->layer_table, ".weight");
+    tsr_layout_put_name(name, b->prefix, 0, true, config->arch->layer_table, ".weight");
     b->layout->parameter_count += shape[0] * shape[1];
-    return plain_tensor(&b->layout->layer_rows, &dtype, b, name, 2, shape);
+    return tsr_layout_plain_tensor(&b->layout->layer_rows, &dtype, b, name, 2, shape);
 }
 
 /* Rows of a table [vocabulary, d], as it is or, as part of a module that is trained whole, in the working copies' dtype. */
-static void make_chunk(const builder *b, int index, int chunk, const tsr_tensor *table,
+static void make_chunk(const tsr_layout_builder *b, int index, int chunk, const tsr_tensor *table,
                        tsr_dtype dtype, const char *module)
 {
     tsr_layout *layout = b->layout;
@@ -332,26 +337,26 @@ static void make_chunk(const builder *b, int index, int chunk, const tsr_tensor 
                                   .stored_columns = d,
                                   .module = module};
     if (module)
-        add_trainable(layout, unit, unit->row_count, d, segment);
+        tsr_layout_add_trainable(layout, unit, unit->row_count, d, segment);
     else
-        add_frozen(unit, segment);
+        tsr_layout_add_frozen(unit, segment);
 }
 
-static void add_rows(const builder *b, tsr_layout_rows *rows, const tsr_tensor *table,
+static void add_rows(const tsr_layout_builder *b, tsr_layout_rows *rows, const tsr_tensor *table,
                      const char *module)
 {
     tsr_layout_unit *unit = &b->layout->unit[tsr_layout_head_end(b->layout)];
     uint64_t count = (uint64_t)rows->count, d = b->layout->config.hidden_size;
     if (!count)
         return;
-    rows->segment = add_trainable(b->layout, unit, count, d,
-                                  (tsr_layout_segment){.name = module,
-                                                       .source = table,
-                                                       .linear = -1,
-                                                       .dtype = b->options.compute,
-                                                       .stored_rows = count,
-                                                       .stored_columns = d,
-                                                       .module = module});
+    rows->segment = tsr_layout_add_trainable(b->layout, unit, count, d,
+                                             (tsr_layout_segment){.name = module,
+                                                                  .source = table,
+                                                                  .linear = -1,
+                                                                  .dtype = b->options.compute,
+                                                                  .stored_rows = count,
+                                                                  .stored_columns = d,
+                                                                  .module = module});
 }
 
 static bool same_rows(const tsr_layout_rows *a, const tsr_layout_rows *b)
@@ -361,7 +366,7 @@ static bool same_rows(const tsr_layout_rows *a, const tsr_layout_rows *b)
 }
 
 /* Rows of tokens. One table with rows of the embedding, and the same of the head or none, is one module for PEFT. */
-static void make_rows(const builder *b)
+static void make_rows(const tsr_layout_builder *b)
 {
     tsr_layout *layout = b->layout;
     layout->embedding_rows = b->options.embedding_rows;
@@ -377,21 +382,21 @@ static void make_rows(const builder *b)
 }
 
 /* Embedding and head; their chunks are units. */
-static tsr_status make_head(const builder *b)
+static tsr_status make_head(const tsr_layout_builder *b)
 {
     tsr_layout *layout = b->layout;
     const tsr_model_config *config = &layout->config;
     uint64_t shape[2] = {config->vocab_size, config->hidden_size};
     tsr_dtype dtype = TSR_F32;
-    char name[NAME_BYTES];
-    put_name(name, b->prefix, 0, true, "embed_tokens", ".weight");
-    TSR_TRY(plain_tensor(&layout->embedding, &dtype, b, name, 2, shape));
+    char name[TSR_LAYOUT_NAME_BYTES];
+    tsr_layout_put_name(name, b->prefix, 0, true, "embed_tokens", ".weight");
+    TSR_TRY(tsr_layout_plain_tensor(&layout->embedding, &dtype, b, name, 2, shape));
     layout->parameter_count += shape[0] * shape[1];
     TSR_TRY(find_layer_rows(b));
     if (config->tie_word_embeddings)
         TSR_TRY(tied_head(b, &dtype, shape));
     else
-        TSR_TRY(plain_tensor(&layout->head, &dtype, b, b->head, 2, shape));
+        TSR_TRY(tsr_layout_plain_tensor(&layout->head, &dtype, b, b->head, 2, shape));
     if (layout->head != layout->embedding)
         layout->parameter_count += shape[0] * shape[1];
     for (int chunk = 0; chunk < layout->chunk_count; chunk++)
@@ -414,7 +419,7 @@ static tsr_layout_linear *find_linear(int *layer, int *index, const tsr_layout *
     return &layout->unit[*layer].linear[module];
 }
 
-static void add_head_lora(const builder *b, const tsr_adapter *adapter)
+static void add_head_lora(const tsr_layout_builder *b, const tsr_adapter *adapter)
 {
     tsr_layout *layout = b->layout;
     tsr_layout_table_lora *lora = &layout->head_lora;
@@ -425,19 +430,19 @@ static void add_head_lora(const builder *b, const tsr_adapter *adapter)
     lora->scale = adapter->scale;
     segment.stored_rows = adapter->r;
     segment.stored_columns = layout->config.hidden_size;
-    add_trainable(layout, &layout->unit[layout->layer_count], lora->r, segment.stored_columns,
-                  segment);
+    tsr_layout_add_trainable(layout, &layout->unit[layout->layer_count], lora->r,
+                             segment.stored_columns, segment);
     segment.stored_columns = adapter->r;
     for (int i = layout->layer_count; i < tsr_layout_head_end(layout); i++) {
         segment.stored_rows = layout->unit[i].row_count;
-        add_trainable(layout, &layout->unit[i], segment.stored_rows, lora->r, segment);
+        tsr_layout_add_trainable(layout, &layout->unit[i], segment.stored_rows, lora->r, segment);
     }
     layout->head_trained = true;
     if (lora->r > layout->largest_r)
         layout->largest_r = lora->r;
 }
 
-static void add_embedding_lora(const builder *b, const tsr_adapter *adapter)
+static void add_embedding_lora(const tsr_layout_builder *b, const tsr_adapter *adapter)
 {
     tsr_layout *layout = b->layout;
     tsr_layout_table_lora *lora = &layout->embedding_lora;
@@ -446,29 +451,31 @@ static void add_embedding_lora(const builder *b, const tsr_adapter *adapter)
                                   .linear = -1,
                                   .dtype = b->options.compute,
                                   .module = layout->embedding_path};
-    char name[NAME_BYTES];
-    put_name(name, tsr_composite_prefix(NULL), 0, true, "embed_tokens", "");
+    char name[TSR_LAYOUT_NAME_BYTES];
+    tsr_layout_put_name(name, tsr_composite_prefix(NULL), 0, true, "embed_tokens", "");
     lora->key = tsr_adapter_module_key(name);
     lora->r = tsr_ceil_div(adapter->r, TSR_RANK_STEP) * TSR_RANK_STEP;
     lora->scale = adapter->scale;
     segment.stored_rows = adapter->r;
     segment.stored_columns = layout->config.vocab_size;
-    lora->a = add_trainable(layout, unit, lora->r, segment.stored_columns, segment);
+    lora->a = tsr_layout_add_trainable(layout, unit, lora->r, segment.stored_columns, segment);
     segment.stored_rows = layout->config.hidden_size;
     segment.stored_columns = adapter->r;
-    lora->b = add_trainable(layout, unit, segment.stored_rows, lora->r, segment);
+    lora->b = tsr_layout_add_trainable(layout, unit, segment.stored_rows, lora->r, segment);
     if (lora->r > layout->largest_r)
         layout->largest_r = lora->r;
 }
 
-static void add_adapter(const builder *b, const tsr_adapter *adapter)
+static void add_adapter(const tsr_layout_builder *b, const tsr_adapter *adapter)
 {
     tsr_layout *layout = b->layout;
     if (adapter->table == TSR_TABLE_EMBEDDING)
         add_embedding_lora(b, adapter);
     if (adapter->table == TSR_TABLE_HEAD)
         add_head_lora(b, adapter);
-    if (adapter->table)
+    if (adapter->experts)
+        tsr_layout_adapt_stack(b, adapter);
+    if (adapter->table || adapter->experts)
         return;
     int layer, index;
     tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
@@ -481,10 +488,10 @@ static void add_adapter(const builder *b, const tsr_adapter *adapter)
     linear->dora = adapter->dora;
     segment.stored_rows = adapter->r;
     segment.stored_columns = linear->in;
-    linear->a = add_trainable(layout, unit, linear->r, linear->in, segment);
+    linear->a = tsr_layout_add_trainable(layout, unit, linear->r, linear->in, segment);
     segment.stored_rows = linear->out;
     segment.stored_columns = adapter->r;
-    linear->b = add_trainable(layout, unit, linear->out, linear->r, segment);
+    linear->b = tsr_layout_add_trainable(layout, unit, linear->out, linear->r, segment);
     unit->dora |= linear->dora;
     if (layer < layout->first_trained)
         layout->first_trained = layer;
@@ -496,17 +503,17 @@ static void add_adapter(const builder *b, const tsr_adapter *adapter)
 static void add_magnitude(tsr_layout *layout, const tsr_adapter *adapter)
 {
     int layer, index;
-    if (adapter->table)
+    if (adapter->table || adapter->experts)
         return;
     tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
     if (!linear->dora)
         return;
-    linear->m = add_trainable(layout, &layout->unit[layer], linear->out, 1,
-                              (tsr_layout_segment){.name = linear->path,
-                                                   .linear = index,
-                                                   .dtype = TSR_F32,
-                                                   .stored_rows = linear->out,
-                                                   .stored_columns = 1});
+    linear->m = tsr_layout_add_trainable(layout, &layout->unit[layer], linear->out, 1,
+                                         (tsr_layout_segment){.name = linear->path,
+                                                              .linear = index,
+                                                              .dtype = TSR_F32,
+                                                              .stored_rows = linear->out,
+                                                              .stored_columns = 1});
 }
 
 /* Layers that are alike share a block. */
@@ -530,17 +537,19 @@ static tsr_status share_block(const tsr_block **out, tsr_layout *layout, const t
     return TSR_OK;
 }
 
-/* Codes, absmax and bias of each linear, or its weight, the vectors, the final norm; A, B and m. */
+/* Codes, absmax and bias of each linear and stack, or its weight, the vectors, the final norm; A, B and m. */
 static tsr_status allocate_unit(tsr_layout_unit *unit)
 {
     size_t linears = (size_t)tsr_layout_linears(unit);
     size_t vectors = unit->block ? (size_t)unit->block->vector_count : 0;
+    size_t stacks = (size_t)tsr_layout_stacks(unit);
     unit->linear = calloc(linears + 1, sizeof *unit->linear);
     unit->vector = calloc(vectors + 1, sizeof *unit->vector);
-    unit->frozen = calloc(3 * linears + vectors + 1, sizeof *unit->frozen);
-    unit->trainable = calloc(3 * linears + 4, sizeof *unit->trainable);
+    unit->stack = calloc(stacks + 1, sizeof *unit->stack);
+    unit->frozen = calloc(3 * (linears + stacks) + vectors + 1, sizeof *unit->frozen);
+    unit->trainable = calloc(3 * (linears + stacks) + 4, sizeof *unit->trainable);
     unit->final_norm = TSR_NO_SEGMENT;
-    return unit->linear && unit->vector && unit->frozen && unit->trainable
+    return unit->linear && unit->stack && unit->vector && unit->frozen && unit->trainable
                ? TSR_OK
                : tsr_fail(TSR_ENOMEM, "out of memory for the layout");
 }
@@ -574,10 +583,10 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_layout_options *options)
 {
     tsr_layout layout = {.config = *config, .layer_count = (int)config->layer_count};
-    builder b = {.layout = &layout,
-                 .checkpoint = checkpoint,
-                 .options = *options,
-                 .in_4bit = holds_4bit(checkpoint)};
+    tsr_layout_builder b = {.layout = &layout,
+                            .checkpoint = checkpoint,
+                            .options = *options,
+                            .in_4bit = holds_4bit(checkpoint)};
     tsr_status status;
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
     layout.head_trained = layout.head_whole = options->train_head;
@@ -623,7 +632,10 @@ void tsr_layout_free(tsr_layout *layout)
         tsr_layout_unit *unit = &layout->unit[i];
         for (int j = 0; unit->linear && j < tsr_layout_linears(unit); j++)
             free(unit->linear[j].path);
+        for (int j = 0; unit->stack && j < tsr_layout_stacks(unit); j++)
+            tsr_layout_free_stack(&unit->stack[j]);
         free(unit->linear);
+        free(unit->stack);
         free(unit->vector);
         free(unit->frozen);
         free(unit->trainable);
@@ -636,11 +648,11 @@ void tsr_layout_free(tsr_layout *layout)
     *layout = (tsr_layout){0};
 }
 
-bool tsr_stored_next(tsr_stored_run *run, const tsr_layout_segment *segment, uint64_t first,
-                     uint64_t end)
+/* Of matrices one behind the other each on its own. */
+static bool next_in_matrix(tsr_stored_run *run, const tsr_layout_segment *segment, uint64_t at,
+                           uint64_t end)
 {
     uint64_t columns = segment->columns, stored = segment->stored_columns;
-    uint64_t at = run->count ? run->memory + run->count : first;
     uint64_t row = at / columns, column = at % columns;
     if (column >= stored) {
         row++;
@@ -653,4 +665,25 @@ bool tsr_stored_next(tsr_stored_run *run, const tsr_layout_segment *segment, uin
     uint64_t left = columns == stored ? segment->stored_rows * columns - at : stored - column;
     *run = (tsr_stored_run){at, row * stored + column, left < end - at ? left : end - at};
     return true;
+}
+
+bool tsr_stored_next(tsr_stored_run *run, const tsr_layout_segment *segment, uint64_t first,
+                     uint64_t end)
+{
+    uint64_t matrices = segment->stack ? segment->stack : 1;
+    uint64_t elements = segment->element_count / matrices;
+    uint64_t stored = segment->stored_rows * segment->stored_columns;
+    uint64_t at = run->count ? run->memory + run->count : first;
+    for (uint64_t i = elements ? at / elements : matrices; i < matrices; i++) {
+        uint64_t begin = i * elements, from = at > begin ? at - begin : 0;
+        if (begin >= end)
+            return false;
+        uint64_t until = end - begin < elements ? end - begin : elements;
+        if (!next_in_matrix(run, segment, from, until))
+            continue;
+        run->memory += begin;
+        run->stored += i * stored;
+        return true;
+    }
+    return false;
 }

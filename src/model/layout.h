@@ -30,6 +30,7 @@
 #include "io/checkpoint.h"
 #include "model/arch/config.h"
 #include "model/block.h"
+#include "quant/mxfp4_stack.h"
 #include "quant/nf4_tensor.h"
 #include "shard/unit.h"
 
@@ -43,17 +44,22 @@ typedef struct {
     const char *name;         /* of the tensor, or of the adapter's module; borrowed */
     const tsr_tensor *source; /* of a plain frozen segment */
     tsr_segment_kind kind;
-    int linear;             /* of its unit, or -1 */
+    int linear;    /* of its unit, or -1 */
+    bool of_stack; /* it is of this stack of its unit: */
+    int stack_index;
     tsr_dtype dtype;        /* of what is stored: U8 for codes */
     uint64_t element_count; /* of the whole tensor, in memory */
     uint64_t first_element; /* in the tensor of the file: a chunk of the head begins inside it */
     /* What is kept of a frozen vector is (w + plus) / divisor; divisor 0: w. one: of its only element, repeated. */
     float plus, divisor;
     bool one;
+    uint64_t
+        turns; /* rows of so many columns hold two halves by turns, which are kept one behind the other; 0: no */
     uint64_t granule_count, granule_bytes;
     int unit, at; /* its unit of the plan, and its number there (tsr_layout_group) */
-    /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. */
-    uint64_t columns, stored_rows, stored_columns;
+    /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. stack: it is so many
+     * such matrices, one behind the other, each of element_count / stack; 0: 1. */
+    uint64_t columns, stored_rows, stored_columns, stack;
     const char
         *module; /* of what is trained of a table, its module's path; of an adapter's part NULL */
 } tsr_layout_segment;
@@ -74,11 +80,57 @@ typedef struct {
     uint64_t module_key;
 } tsr_layout_linear;
 
+/* One stack of one layer. In memory every matrix of a quantized one begins with a granule of its own. */
+typedef struct {
+    char *path; /* of the parameter: "model.layers.3.mlp.experts.gate_up_proj" */
+    uint64_t experts, out, in;
+    int parts;
+    const tsr_stack_names *files;
+    tsr_weight
+        *source; /* of each matrix [out / parts, in]; or of a fused tensor all are that one */
+    bool fused, transposed;
+    bool quantized, nested;
+    bool mxfp4; /* codes and absmax are its codes and scales, as the checkpoint has them: */
+    tsr_mxfp4_stack stored;
+    int codes, absmax, plain, bias; /* frozen segments of its unit */
+    uint64_t r;                     /* of each expert's adapter, in memory; 0: none */
+    double alpha, scale;
+    int a, b; /* trainable segments of its unit: [experts, r, in], [experts, out, r] */
+    uint64_t module_key;
+} tsr_layout_stack;
+
+static inline uint64_t tsr_layout_stack_matrices(const tsr_layout_stack *stack)
+{
+    return stack->experts * (uint64_t)stack->parts;
+}
+
+/* The module of one part of an expert, below the layer: "mlp.experts.7.up_proj". */
+void tsr_stack_expert_name(char out[256], const tsr_stack_names *names, uint64_t expert, int part);
+
+/* Elements of one matrix, and the granules that it takes. */
+static inline uint64_t tsr_layout_stack_elements(const tsr_layout_stack *stack)
+{
+    return stack->out / (uint64_t)stack->parts * stack->in;
+}
+
+static inline uint64_t tsr_layout_stack_granules(const tsr_layout_stack *stack)
+{
+    return (tsr_layout_stack_elements(stack) + TSR_NF4_GRANULE - 1) / TSR_NF4_GRANULE;
+}
+
+/* Nested scales of one matrix. */
+static inline uint64_t tsr_layout_stack_nested(const tsr_layout_stack *stack)
+{
+    uint64_t blocks = (tsr_layout_stack_elements(stack) + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
+    return (blocks + TSR_NF4_NESTED_BLOCK - 1) / TSR_NF4_NESTED_BLOCK;
+}
+
 typedef struct {
     tsr_layout_segment *frozen, *trainable;
     int frozen_count, trainable_count;
     const tsr_block *block;    /* the layer; NULL: a chunk of the head or the embedding */
     tsr_layout_linear *linear; /* [tsr_layout_linears(unit)], of the block's matrices */
+    tsr_layout_stack *stack;   /* [tsr_layout_stacks(unit)] */
     int *vector;               /* [block->vector_count]: frozen segments */
     int final_norm;
     uint64_t first_row, row_count; /* of the chunk of the head or the embedding */
@@ -92,6 +144,11 @@ typedef struct {
 static inline int tsr_layout_linears(const tsr_layout_unit *unit)
 {
     return unit->block ? unit->block->matrix_count : 0;
+}
+
+static inline int tsr_layout_stacks(const tsr_layout_unit *unit)
+{
+    return unit->block ? unit->block->stack_count : 0;
 }
 
 /* Rows of a table that are trained alone, as trainable_token_indices has them: a trainable segment of the embedding's
@@ -157,7 +214,7 @@ typedef struct {
 char *tsr_module_path(const char *prefix, int layer, bool of_model, const char *name);
 
 /* The modules of a model as Transformers names them, for tsr_adapter_set_make: the linears in the
- * order of layers and of their blocks, then what else a target could mean. The caller frees *out and each path
+ * order of layers and of their blocks, then the experts' stacks likewise, then what else a target could mean. The caller frees *out and each path
  * with tsr_layout_modules_free. */
 tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
                               const tsr_model_config *config);

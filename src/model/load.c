@@ -142,6 +142,35 @@ tsr_status tsr_load_agree(const tsr_load_job *job, tsr_status status)
     return tsr_comm_agree(job->loader->comm, job->loader->stream, status, NULL);
 }
 
+/* Values of the segment's dtype, as the tensor has them. */
+static tsr_status read_values(tsr_load_job *job, char *out, const tsr_layout_segment *segment,
+                              uint64_t first, uint64_t count)
+{
+    const tsr_tensor *tensor = segment->source;
+    return tensor->dtype == segment->dtype
+               ? tsr_load_read_finite(tsr_device_pool(job->loader->device), out, tensor, first,
+                                      count)
+               : tsr_safetensors_read_f32((float *)(void *)out, tensor, first, count);
+}
+
+/* The same of rows whose halves are there by turns. */
+static tsr_status read_turns(tsr_load_job *job, char *out, const tsr_layout_segment *segment,
+                             uint64_t first, uint64_t count)
+{
+    uint64_t element = tsr_dtype_bytes(segment->dtype), width = segment->turns;
+    uint64_t row = first / width, rows = tsr_ceil_div(first + count, width) - row;
+    TSR_AUTO_FREE char *stored = malloc(rows * width * element + 1);
+    if (!stored)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", segment->name);
+    TSR_TRY(read_values(job, stored, segment, row * width, rows * width));
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t at = first + i, column = at % width, half = width / 2;
+        uint64_t from = at - column - row * width + column % half * 2 + column / half;
+        memcpy(out + i * element, stored + from * element, element);
+    }
+    return TSR_OK;
+}
+
 /* Elements [first, first + count) of a plain segment as they are kept, to `out`. */
 static tsr_status put_plain(tsr_load_job *job, char *out, const tsr_layout_segment *segment,
                             uint64_t first, uint64_t count)
@@ -154,11 +183,10 @@ static tsr_status put_plain(tsr_load_job *job, char *out, const tsr_layout_segme
         TSR_TRY(tsr_safetensors_read_f32((float *)(void *)staged, tensor, 0, 1));
         for (uint64_t i = 1; i < count; i++)
             ((float *)(void *)staged)[i] = ((float *)(void *)staged)[0];
-    } else if (tensor->dtype == segment->dtype)
-        TSR_TRY(tsr_load_read_finite(tsr_device_pool(job->loader->device), staged, tensor, first,
-                                     count));
+    } else if (segment->turns)
+        TSR_TRY(read_turns(job, staged, segment, first, count));
     else
-        TSR_TRY(tsr_safetensors_read_f32((float *)(void *)staged, tensor, first, count));
+        TSR_TRY(read_values(job, staged, segment, first, count));
     for (uint64_t i = 0; i < count && segment->divisor != 0; i++)
         ((float *)(void *)staged)[i] =
             (((float *)(void *)staged)[i] + segment->plus) / segment->divisor;
@@ -208,6 +236,8 @@ static tsr_status load_plain(tsr_load_job *job, const tsr_layout_segment *segmen
     const tsr_layout_unit *unit = &tsr_model_layout(job->model)->unit[job->unit];
     tsr_load_residual residual = {0};
     tsr_status status = TSR_OK;
+    if (segment->of_stack && unit->stack[segment->stack_index].plain == index)
+        return tsr_load_plain_stack(job, segment, index);
     if (segment->linear >= 0 && unit->linear[segment->linear].plain == index)
         status = tsr_load_residual_open(&residual, job, segment->linear);
     if (status == TSR_OK)
@@ -229,6 +259,11 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_m
         if (parts->linear[i].quantized && /* else it is a plain segment */
             parts->frozen[parts->linear[i].codes].unit == parts->first_unit + part)
             TSR_TRY(tsr_load_nf4(&job, i));
+    for (int i = 0; i < tsr_layout_stacks(parts); i++)
+        if (parts->stack[i].quantized &&
+            parts->frozen[parts->stack[i].codes].unit == parts->first_unit + part)
+            TSR_TRY(parts->stack[i].mxfp4 ? tsr_load_mxfp4_stack(&job, i)
+                                          : tsr_load_stack(&job, i));
     tsr_status status = TSR_OK;
     for (int i = 0; i < parts->frozen_count && status == TSR_OK; i++)
         if (parts->frozen[i].kind == TSR_SEGMENT_PLAIN &&
@@ -306,8 +341,8 @@ static tsr_status open_part(owned_part *out, const tsr_layout_segment *s,
         part.count += run.count;
     }
     part.values = calloc(tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64 + 1, sizeof(float));
-    part.read =
-        s->columns == s->stored_columns ? part.values : calloc(part.count + 1, sizeof(float));
+    bool same = s->columns == s->stored_columns && !s->stack;
+    part.read = same ? part.values : calloc(part.count + 1, sizeof(float));
     if (!part.values || !part.read) {
         free_part(&part);
         return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", s->name);
@@ -465,6 +500,39 @@ static tsr_status load_table(const beginning *begin, int unit)
     return layout->embedding_lora.r ? load_embedding_lora(begin, unit) : TSR_OK;
 }
 
+/* A fresh A or B of a stack: each expert's is drawn as that of a linear of its own. */
+static void draw_stack(float *out, const beginning *begin, const tsr_layout_stack *stack,
+                       const tsr_layout_segment *s, uint64_t from, uint64_t count)
+{
+    uint64_t size = s->stored_rows * s->stored_columns;
+    bool is_b = s->stored_rows == stack->out;
+    for (uint64_t done = 0, some; done < count; done += some) {
+        uint64_t expert = (from + done) / size, at = (from + done) % size;
+        some = size - at < count - done ? size - at : count - done;
+        const tsr_layout_linear one = {
+            .in = stack->in, .module_key = tsr_adapter_expert_key(stack->module_key, expert)};
+        draw(out + done, begin, &one, is_b, is_b ? s->stored_columns : s->stored_rows, at, some);
+    }
+}
+
+/* A or B of a stack: stored ones, in the order of files (io/peft.h), or fresh ones. */
+static tsr_status load_stack_part(const beginning *begin, int unit, int stack, int segment,
+                                  const tsr_tensor *stored)
+{
+    const tsr_layout_unit *parts = &begin->layout->unit[unit];
+    const tsr_layout_stack *s = &parts->stack[stack];
+    tsr_status status = TSR_OK;
+    owned_part part;
+    TSR_TRY(open_part(&part, &parts->trainable[segment], begin->loader));
+    if (stored && segment == s->a)
+        status = tsr_safetensors_read_f32(part.read, stored, part.from, part.count);
+    else if (stored)
+        status = tsr_peft_read_expert_b(part.read, stored, s->experts, part.from, part.count);
+    else
+        draw_stack(part.read, begin, s, part.segment, part.from, part.count);
+    return close_part(&part, status, begin->loader, unit, segment);
+}
+
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,
                                     uint64_t seed, const tsr_model_loader *loader)
 {
@@ -481,6 +549,14 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
         TSR_TRY(load_tensor(&begin, unit, i, l->b, stored ? stored->b : NULL));
         if (l->dora)
             TSR_TRY(load_tensor(&begin, unit, i, l->m, stored ? stored->magnitude : NULL));
+    }
+    for (int i = 0; i < tsr_layout_stacks(parts); i++) {
+        const tsr_layout_stack *s = &parts->stack[i];
+        const tsr_peft_module *stored = stored_of(&begin, s->path);
+        if (!s->r)
+            continue;
+        TSR_TRY(load_stack_part(&begin, unit, i, s->a, stored ? stored->a : NULL));
+        TSR_TRY(load_stack_part(&begin, unit, i, s->b, stored ? stored->b : NULL));
     }
     return TSR_OK;
 }

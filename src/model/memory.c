@@ -21,6 +21,22 @@ static tsr_status take_floats(float **out, tsr_take_buffer *device, void *user, 
     return TSR_OK;
 }
 
+/* Double quantization's state of a stack. */
+static tsr_status walk_stack(tsr_model_stack_state *state, const tsr_layout_stack *stack,
+                             tsr_take_buffer *device, void *user)
+{
+    if (!stack->quantized || !stack->nested)
+        return TSR_OK;
+    uint64_t matrices = tsr_layout_stack_matrices(stack);
+    TSR_TRY(take_floats(state ? &state->nested_absmax : NULL, device, user, stack->path,
+                        " nested absmax", "double quantization: scales of the scales", matrices,
+                        tsr_layout_stack_nested(stack)));
+    TSR_TRY(take_floats(state ? &state->nested_map : NULL, device, user, stack->path, " nested map",
+                        "double quantization: the 256 values of a scale", 256, 1));
+    return take_floats(state ? &state->offset : NULL, device, user, stack->path, " offsets",
+                       "double quantization: what is added to each expert's scales", matrices, 1);
+}
+
 /* What stays for good: nested scales, DoRA's vectors, tables. */
 static tsr_status walk_unit(unit_state *state, const tsr_model_options *options, int index,
                             tsr_take_buffer *device, void *user)
@@ -51,6 +67,8 @@ static tsr_status walk_unit(unit_state *state, const tsr_model_options *options,
         TSR_TRY(take_floats(norm ? &norm->g : NULL, device, user, linear->path, " g", "DoRA: m / n",
                             linear->out, 1));
     }
+    for (int i = 0; i < unit->block->stack_count; i++)
+        TSR_TRY(walk_stack(state ? &state->stack[i] : NULL, &unit->stack[i], device, user));
     return TSR_OK;
 }
 
@@ -138,6 +156,29 @@ static bool norms_heads(const tsr_layout *layout)
     return false;
 }
 
+/* What the routers do in a step. */
+static tsr_status walk_routers(tsr_model *model, const tsr_model_options *options,
+                               tsr_take_buffer *device, void *user)
+{
+    uint64_t loads = tsr_model_load_count(options->layout);
+    uint64_t experts = options->layout->config.experts.count;
+    void *count = NULL, *load = NULL;
+    if (!loads || !options->train)
+        return TSR_OK;
+    TSR_TRY(device(user, &count, "router counts", "slots of each expert in the micro-batch at work",
+                   (tsr_array){TSR_I64, loads + experts, 1}));
+    TSR_TRY(device(user, &load, "router loads", "slots of each expert in the step",
+                   (tsr_array){TSR_I64, loads, 1}));
+    if (options->auxiliary)
+        TSR_TRY(take_floats(model ? &model->routers.aux : NULL, device, user, "router", " aux",
+                            "gradient of the auxiliary loss", experts, 1));
+    if (!model)
+        return TSR_OK;
+    model->routers.count = count;
+    model->routers.load = load;
+    return TSR_OK;
+}
+
 /* What the head has of rows of tokens that are trained. */
 static tsr_status walk_rows(tsr_model *model, const tsr_model_options *options,
                             tsr_take_buffer *device, void *user)
@@ -203,6 +244,7 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
             model->stage[i].host = address;
     }
     TSR_TRY(walk_rows(model, options, device, user));
+    TSR_TRY(walk_routers(model, options, device, user));
     TSR_TRY(walk_saved(model, options, host, user));
     tsr_activation_options activation = tsr_model_activation(options);
     if (!model)

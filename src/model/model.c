@@ -10,7 +10,8 @@ static bool allocate_unit(unit_state *unit, const tsr_layout_unit *layout)
     size_t linears = (size_t)tsr_layout_linears(layout);
     unit->norm = calloc(linears + 1, sizeof *unit->norm);
     unit->nested = calloc(linears + 1, sizeof *unit->nested);
-    return unit->norm && unit->nested;
+    unit->stack = calloc((size_t)tsr_layout_stacks(layout) + 1, sizeof *unit->stack);
+    return unit->norm && unit->nested && unit->stack;
 }
 
 /* [vocabulary], all -1 but for what is in rows. */
@@ -53,6 +54,34 @@ static tsr_status allocate(tsr_model *model)
                   : TSR_OK;
 }
 
+/* Whether a layer chooses experts: the layers that do number their routers. */
+static bool has_router(const tsr_layout_unit *unit)
+{
+    return tsr_layout_stacks(unit) > 0;
+}
+
+uint64_t tsr_model_load_count(const tsr_layout *layout)
+{
+    uint64_t routers = 0;
+    for (int i = 0; i < layout->layer_count; i++)
+        routers += has_router(&layout->unit[i]);
+    return routers * layout->config.experts.count;
+}
+
+int64_t *tsr_model_loads(const tsr_model *model)
+{
+    return model->routers.load;
+}
+
+static void number_routers(tsr_model *model)
+{
+    const tsr_layout *layout = model->options.layout;
+    router_state *routers = &model->routers;
+    routers->experts = (int64_t)layout->config.experts.count;
+    for (int i = 0; i < layout->layer_count; i++)
+        model->unit[i].router = has_router(&layout->unit[i]) ? routers->routers++ : -1;
+}
+
 tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
 {
     tsr_model *model = calloc(1, sizeof *model);
@@ -61,11 +90,13 @@ tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
     model->options = *options;
     model->graphs.plain = options->graph_rule == TSR_GRAPHS_PLAIN;
     model->options.keep = NULL; /* the programs have it */
+    model->tables.capacity_factor = options->capacity_factor;
     tsr_status status = allocate(model);
     if (status < 0) {
         tsr_model_destroy(model);
         return status;
     }
+    number_routers(model);
     *out = model;
     return TSR_OK;
 }
@@ -81,6 +112,7 @@ void tsr_model_destroy(tsr_model *model)
     for (int i = 0; model->unit && i < model->options.layout->layer_count; i++) {
         free(model->unit[i].norm);
         free(model->unit[i].nested);
+        free(model->unit[i].stack);
     }
     free(model->unit);
     free(model->last_of);
@@ -223,6 +255,11 @@ void tsr_model_set_offset(tsr_model *model, int unit, int linear, float offset)
     model->unit[unit].nested[linear].offset = offset;
 }
 
+const tsr_model_stack_state *tsr_model_stack(const tsr_model *model, int unit, int stack)
+{
+    return &model->unit[unit].stack[stack];
+}
+
 const float *tsr_model_norms(const tsr_model *model, int unit, int linear)
 {
     return model->unit[unit].norm[linear].n;
@@ -301,6 +338,33 @@ static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
     }
 }
 
+static void resolve_stack(tsr_expert_stack *out, const tsr_model *model, int unit,
+                          const tsr_unit_view *view, int index)
+{
+    const tsr_layout_unit *layout = &model->options.layout->unit[unit];
+    const tsr_layout_stack *stack = &layout->stack[index];
+    const tsr_model_stack_state *state = &model->unit[unit].stack[index];
+    *out = (tsr_expert_stack){.nested_absmax = state->nested_absmax,
+                              .nested_map = state->nested_map,
+                              .offset = state->offset,
+                              .level = model->level,
+                              .nested = stack->nested,
+                              .mxfp4 = stack->mxfp4,
+                              .bias = vector_at(model, unit, view, stack->bias),
+                              .r = stack->r,
+                              .scale = stack->scale};
+    if (stack->quantized) {
+        out->codes = frozen_at(model, unit, view, stack->codes);
+        out->absmax = frozen_at(model, unit, view, stack->absmax);
+    } else {
+        out->plain = vector_at(model, unit, view, stack->plain);
+    }
+    if (!stack->r)
+        return;
+    out->a = trainable_at(model, unit, view, stack->a);
+    out->b = trainable_at(model, unit, view, stack->b);
+}
+
 void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_unit_view *view,
                        bool train, uint64_t epoch)
 {
@@ -314,6 +378,8 @@ void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_u
             layer->linear[i].dropout = tsr_dropout_make(model->options.dropout, model->options.seed,
                                                         epoch, layout->linear[i].module_key);
     }
+    for (int i = 0; i < layout->block->stack_count; i++)
+        resolve_stack(&layer->stack[i], model, unit, view, i);
     for (int i = 0; i < layout->block->vector_count; i++)
         layer->vector[i] = vector_at(model, unit, view, layout->vector[i]);
     layer->final_norm = vector_at(model, unit, view, layout->final_norm);
@@ -441,10 +507,49 @@ const void *tsr_model_layer_input(const tsr_model *model, int layer)
     return tsr_layer_first(tsr_layer_program_of(model->options.programs, layer), &memory);
 }
 
+/* Where the router of a layer counts. */
+static tsr_router_counts counts_of(const tsr_model *model, int unit)
+{
+    const router_state *routers = &model->routers;
+    int64_t *prob = routers->count + routers->routers * routers->experts;
+    return (tsr_router_counts){.count =
+                                   routers->count + model->unit[unit].router * routers->experts,
+                               .prob = routers->aux ? prob : NULL,
+                               .dropped = model->sums.dropped};
+}
+
+/* Before the first layer of a micro-batch that trains. */
+static tsr_status clear_counts(const tsr_model *model)
+{
+    const router_state *routers = &model->routers;
+    uint64_t count = (uint64_t)((routers->routers + 1) * routers->experts);
+    return tsr_stream_fill(model->compute, routers->count, 0, count * sizeof *routers->count);
+}
+
+/* After its last one. */
+static tsr_status balance(const tsr_model *model)
+{
+    const stage *s = tsr_model_current(model);
+    const router_state *routers = &model->routers;
+    bool weighs = s->batch.aux_weight > 0;
+    return model->options.kernels->balance(
+        model->compute,
+        &(tsr_balance_args){.count = routers->count,
+                            .prob = routers->count + routers->routers * routers->experts,
+                            .load = routers->load,
+                            .gradient = weighs ? routers->aux : NULL,
+                            .loss = model->sums.aux,
+                            .tokens = s->batch.tokens,
+                            .layers = routers->routers,
+                            .experts = routers->experts,
+                            .weight = s->batch.aux_weight});
+}
+
 static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
 {
     const stage *s = tsr_model_current(model);
     return (tsr_layer_batch){.layer = unit,
+                             .aux = s->batch.aux_weight > 0 ? model->routers.aux : NULL,
                              .layer_rows = s->view.layer_rows,
                              .layer_rows_dtype = model->host.layer_rows.dtype,
                              .tokens = s->batch.tokens,
@@ -508,32 +613,54 @@ static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int n
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
     add_norms(&layer, norms, model, unit, view);
+    bool counted = model->routers.load && s->batch.train && phase != TSR_USE_AGAIN;
+    tsr_router_counts counts;
+    if (counted && unit == 0 && number == 0)
+        TSR_TRY(clear_counts(model));
+    if (counted && model->unit[unit].router >= 0) {
+        counts = counts_of(model, unit);
+        batch.counts = &counts;
+    }
     TSR_TRY(tsr_layer_forward(&context, &model->tables, &layer, &batch, &memory, &model->carried,
                               &run));
+    if (counted && layer.final_norm.data)
+        TSR_TRY(balance(model));
     if (!layer.final_norm.data)
         return TSR_OK;
     return tsr_model_head_begin(model, &layer);
 }
 
-/* Where the gradients of a unit's linears go. */
+/* Where the gradient of a trainable segment of a unit goes; NULL: nowhere. */
+static float *gradient_at(const tsr_model *model, int unit, const tsr_unit_view *view,
+                          float *gradient, int index)
+{
+    if (!gradient || index == TSR_NO_SEGMENT)
+        return NULL;
+    const tsr_layout_segment *s = &model->options.layout->unit[unit].trainable[index];
+    if (s->unit != view->unit)
+        return NULL;
+    return gradient + tsr_unit_gradient_at(&model->options.units[s->unit].trainable.segment[s->at],
+                                           model->options.ranks);
+}
+
+/* Of a unit's linears and stacks. */
 static void place_gradients(tsr_layer_gradients *out, const tsr_model *model, int unit,
                             const tsr_unit_view *view, float *gradient)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
     for (int i = 0; i < layout->block->matrix_count; i++) {
-        const tsr_layout_linear *linear = &layout->linear[i];
-        int index[3] = {linear->a, linear->b, linear->m};
-        float *at[3];
-        for (int j = 0; j < 3; j++) {
-            const tsr_layout_segment *s = &layout->trainable[index[j]];
-            at[j] = NULL;
-            if (!gradient || !linear->r || index[j] == TSR_NO_SEGMENT || s->unit != view->unit)
-                continue;
-            at[j] = gradient +
-                    tsr_unit_gradient_at(&model->options.units[s->unit].trainable.segment[s->at],
-                                         model->options.ranks);
-        }
-        out[i] = (tsr_layer_gradients){at[0], at[1], at[2]};
+        const tsr_layout_linear *l = &layout->linear[i];
+        float *to = l->r ? gradient : NULL;
+        out[i] = (tsr_layer_gradients){gradient_at(model, unit, view, to, l->a),
+                                       gradient_at(model, unit, view, to, l->b),
+                                       gradient_at(model, unit, view, to, l->m)};
+    }
+    for (int i = 0; i < layout->block->stack_count; i++) {
+        const tsr_layout_stack *s = &layout->stack[i];
+        float *to = s->r ? gradient : NULL;
+        out[tsr_stack_weight(i)] =
+            (tsr_layer_gradients){.a = gradient_at(model, unit, view, to, s->a),
+                                  .b = gradient_at(model, unit, view, to, s->b)};
     }
 }
 
@@ -545,7 +672,7 @@ static tsr_status backward(tsr_model *model, int unit, int number, const tsr_uni
     tsr_layer_batch batch = layer_batch(model, unit);
     void *kept[TSR_BLOCK_VALUES];
     tsr_layer layer;
-    tsr_layer_gradients gradients[TSR_BLOCK_MATRICES];
+    tsr_layer_gradients gradients[TSR_BLOCK_WEIGHTS];
     if (unit < layout->first_trained)
         return TSR_OK;
     tsr_layer_run run = run_of(model, unit, true, number);

@@ -35,7 +35,8 @@ static tsr_status add(list *to, char *path, const tsr_matrix *matrix)
         return tsr_fail(TSR_ENOMEM, "out of memory for module names");
     }
     to->module[to->count++] = (tsr_adapter_module){.path = path,
-                                                   .linear = matrix != NULL,
+                                                   .linear = matrix && !matrix->router,
+                                                   .router = matrix && matrix->router,
                                                    .in_features = matrix ? matrix->in : 0,
                                                    .out_features = matrix ? matrix->out : 0};
     return TSR_OK;
@@ -58,6 +59,20 @@ static tsr_status add_below(list *to, uint64_t layer, const char *name, size_t l
                  (int)length, name) < 0)
         path = NULL;
     return add(to, path, matrix);
+}
+
+/* The stacks of a layer's experts, which are parameters and no modules. */
+static tsr_status add_stacks(list *to, const tsr_block *block, uint64_t layer)
+{
+    for (int i = 0; i < block->stack_count; i++) {
+        const tsr_stack *s = &block->stack[i];
+        TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, false, s->name), NULL));
+        tsr_adapter_module *last = &to->module[to->count - 1];
+        last->experts = s->experts;
+        last->in_features = s->in;
+        last->out_features = s->out;
+    }
+    return TSR_OK;
 }
 
 static tsr_status add_linears(list *to, const tsr_block *block, uint64_t layer)
@@ -116,7 +131,7 @@ static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
     TSR_TRY(add_activations(to, block, layer));
     for (int i = 0; i < block->vector_count; i++) {
         const tsr_vector *v = &block->vector[i];
-        if (!v->one && !v->bare) /* of the layer or the module itself */
+        if (!v->one && !v->bare) /* no module: a buffer of the layer, a parameter of one */
             TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name), NULL));
     }
     return TSR_OK;
@@ -155,6 +170,10 @@ static tsr_status add_all(list *to, const tsr_model_config *config)
     for (uint64_t layer = 0; layer < config->layer_count; layer++) {
         TSR_TRY(tsr_arch_block(&block, config, (int)layer));
         TSR_TRY(add_linears(to, &block, layer));
+    }
+    for (uint64_t layer = 0; layer < config->layer_count; layer++) {
+        TSR_TRY(tsr_arch_block(&block, config, (int)layer));
+        TSR_TRY(add_stacks(to, &block, layer));
     }
     TSR_TRY(add_of_model(to, config));
     if (config->layer_input_width)

@@ -65,9 +65,10 @@ static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
         tsr_needs_read(out, node->in[i]);
 }
 
-static uint64_t workspace(const tsr_node *node, const tsr_kernels *kernels,
-                          tsr_attention_bounds bounds)
+static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
+                          const tsr_kernels *kernels, tsr_attention_bounds bounds)
 {
+    (void)traits;
     const tsr_delta_rule_spec *spec = &node->spec.delta_rule;
     return kernels->delta_rule_workspace_bytes(
         &(tsr_delta_rule_bounds){.tokens = bounds.tokens,

@@ -8,7 +8,7 @@
 /* What is read of gate and up, and with which distance of rows. */
 typedef struct {
     tsr_output gate, up;
-    int64_t f, stride;
+    int64_t rows, f, stride;
 } halves;
 
 static const void *half_of(const tsr_pass *p, const void *z, int64_t f)
@@ -18,8 +18,11 @@ static const void *half_of(const tsr_pass *p, const void *z, int64_t f)
 
 static halves halves_of(const tsr_pass *p, const tsr_node *node)
 {
+    const tsr_value *act = &p->block->value[node->out[0]];
+    uint64_t rows = act->rows ? act->rows : 1; /* of a token */
     halves h = {.gate = tsr_pass_output(p, node->in[0]),
-                .f = (int64_t)p->block->value[node->out[0]].width};
+                .rows = p->context->tokens * (int64_t)rows,
+                .f = (int64_t)(act->width / rows)};
     if (node->in[1] != TSR_NONE) {
         h.up = tsr_pass_output(p, node->in[1]);
         return h;
@@ -46,7 +49,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                           .bias_gate = h.gate.bias,
                                                           .bias_up = h.up.bias,
                                                           .act = p->value[node->out[0]],
-                                                          .tokens = p->context->tokens,
+                                                          .tokens = h.rows,
                                                           .f = h.f,
                                                           .stride = h.stride,
                                                           .activation = node->spec.glu.activation,
@@ -110,7 +113,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                     .dm_gate = tsr_pass_dm(p, node->in[0]),
                                     .dm_up = dm_up,
                                     .partials = p->context->partials,
-                                    .tokens = p->context->tokens,
+                                    .tokens = h.rows,
                                     .f = h.f,
                                     .stride = h.stride,
                                     .activation = node->spec.glu.activation,

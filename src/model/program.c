@@ -26,6 +26,16 @@ static void run_all(tsr_layer_program *p)
 
 /* ---- the backward: what leads to an adapter ---- */
 
+/* Whether what a node's port multiplies with has an adapter. */
+static bool has_adapter(const tsr_layer_program *p, const tsr_node *node, int port)
+{
+    bool stack = node->kind == &tsr_node_experts || node->kind == &tsr_node_combine;
+    int weight = node->weight[port];
+    if (weight == TSR_NONE || (!stack && node->kind != &tsr_node_linear))
+        return false;
+    return p->traits[stack ? tsr_stack_weight(weight) : weight].r > 0;
+}
+
 static bool is_taken(const tsr_value *value)
 {
     return value->slot != TSR_NONE && value->node == TSR_NONE;
@@ -49,10 +59,8 @@ static void follow(bool wanted[TSR_BLOCK_VALUES], const tsr_layer_program *p, bo
         for (int port = 0; port < TSR_NODE_PORTS; port++)
             any |= node->in[port] != TSR_NONE && wanted[node->in[port]];
         for (int port = 0; port < TSR_NODE_PORTS; port++) {
-            bool trains = node->kind == &tsr_node_linear && node->weight[port] != TSR_NONE &&
-                          p->traits[node->weight[port]].r > 0;
-            if (node->out[port] != TSR_NONE)
-                wanted[node->out[port]] = any || trains;
+            if (node->out[port] != TSR_NONE && !p->block->value[node->out[port]].index)
+                wanted[node->out[port]] = any || has_adapter(p, node, port);
         }
     }
 }
@@ -91,7 +99,7 @@ static tsr_step backward_step(const tsr_layer_program *p, int index,
             step.outputs |= (uint8_t)(1u << i);
     }
     for (int i = 0; i < TSR_NODE_PORTS && any; i++) {
-        if (node->in[i] == TSR_NONE)
+        if (node->in[i] == TSR_NONE || p->block->value[node->in[i]].index)
             continue;
         step.inputs |= (uint8_t)(1u << i);
         step.adds |= (uint8_t)(there[node->in[i]] << i);
@@ -103,8 +111,8 @@ static bool is_worth_it(const tsr_layer_program *p, const tsr_step *step)
 {
     const tsr_node *node = node_of(p, step);
     bool trains = false;
-    for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear; i++)
-        trains |= step->outputs & 1u << i && p->traits[node->weight[i]].r > 0;
+    for (int i = 0; i < TSR_NODE_PORTS; i++)
+        trains |= step->outputs & 1u << i && has_adapter(p, node, i);
     return step->outputs && (step->inputs || trains);
 }
 
@@ -250,6 +258,9 @@ void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_opti
     p->trains = options->trains;
     p->keep = options->keep;
     memcpy(p->traits, options->traits, (size_t)p->block->matrix_count * sizeof *p->traits);
+    if (p->block->stack_count)
+        memcpy(p->traits + tsr_stack_weight(0), options->traits + tsr_stack_weight(0),
+               (size_t)p->block->stack_count * sizeof *p->traits);
     run_all(p);
     if (options->trains) {
         p->wanted_slots = options->wanted_slots;

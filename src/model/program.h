@@ -42,7 +42,7 @@ static inline void tsr_keep_add(tsr_keep *keep, int value)
 
 typedef struct {
     const tsr_block *block;
-    const tsr_matrix_traits *traits; /* [matrix_count] */
+    const tsr_matrix_traits *traits; /* [TSR_BLOCK_WEIGHTS] */
     bool trains;                     /* it has a backward */
     bool below;                      /* and what enters it has a gradient too */
     bool fp8;
@@ -82,7 +82,7 @@ typedef struct {
 
 typedef struct {
     tsr_block const *block;
-    tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+    tsr_matrix_traits traits[TSR_BLOCK_WEIGHTS];
     bool trains;
     tsr_keep keep;
     uint8_t wanted_slots; /* those of the options and of what it gives itself */

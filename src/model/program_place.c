@@ -63,9 +63,10 @@ static uint64_t rows_bytes(uint64_t width, int64_t tokens, uint64_t element)
 uint64_t tsr_value_bytes(const tsr_layer_program *program, int value, int64_t tokens,
                          tsr_dtype dtype)
 {
-    bool statistic = program->block->value[value].statistic;
-    return rows_bytes(tsr_value_width(program, value), tokens,
-                      statistic ? sizeof(float) : tsr_dtype_bytes(dtype));
+    const tsr_value *v = &program->block->value[value];
+    uint64_t element = v->statistic ? sizeof(float) : tsr_dtype_bytes(dtype);
+    uint64_t count = tsr_value_width(program, value) * (uint64_t)tokens + v->fixed;
+    return tsr_align_up(count * element, TSR_ALIGNMENT);
 }
 
 static uint64_t bytes_of(const placing *p, int value)
@@ -531,8 +532,8 @@ static void place_all(placing *p)
     for (int i = 0; i < program->block->node_count; i++) {
         const tsr_node *node = &program->block->node[i];
         if (node->kind->workspace)
-            program->workspace_bytes[i] =
-                node->kind->workspace(node, p->sizes->kernels, p->sizes->attention);
+            program->workspace_bytes[i] = node->kind->workspace(
+                node, program->traits, p->sizes->kernels, p->sizes->attention);
     }
     add_values(p, &p->forward, p->value_forward, &program->forward, true);
     add_values(p, &p->backward, p->value_backward, &program->remade, false);

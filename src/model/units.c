@@ -37,12 +37,19 @@ static bool is_of(const char *name, const char *module)
     return false;
 }
 
+/* What a node's weights are of; of any other kind vectors. */
+static bool has_vectors(const tsr_node *node)
+{
+    return node->kind != &tsr_node_linear && node->kind != &tsr_node_experts &&
+           node->kind != &tsr_node_combine;
+}
+
 /* The first node that uses a vector. */
 static int node_of_vector(const tsr_block *block, int vector)
 {
     for (int i = 0; i < block->node_count; i++)
         for (int port = 0; port < TSR_NODE_PORTS; port++)
-            if (block->node[i].kind != &tsr_node_linear && block->node[i].weight[port] == vector)
+            if (has_vectors(&block->node[i]) && block->node[i].weight[port] == vector)
                 return i;
     return 0;
 }
@@ -52,7 +59,7 @@ static bool reads_across(const tsr_block *block, const tsr_node *node, int cut)
     for (int port = 0; port < TSR_NODE_PORTS; port++) {
         const tsr_value *value = node->in[port] == TSR_NONE ? NULL : &block->value[node->in[port]];
         bool result = value && value->matrix != TSR_NONE && value->node < cut;
-        int vector = node->kind == &tsr_node_linear ? TSR_NONE : node->weight[port];
+        int vector = has_vectors(node) ? node->weight[port] : TSR_NONE;
         if (result || (vector != TSR_NONE && node_of_vector(block, vector) < cut))
             return true;
     }
@@ -73,6 +80,8 @@ static int node_of(const tsr_layout_unit *unit, const tsr_layout_segment *segmen
     const tsr_block *block = unit->block;
     if (segment->linear >= 0)
         return block->matrix[segment->linear].node;
+    if (segment->of_stack)
+        return block->stack[segment->stack_index].node;
     for (int i = 0; i < block->vector_count; i++)
         if (&unit->frozen[unit->vector[i]] == segment)
             return node_of_vector(block, i);
@@ -98,19 +107,29 @@ static bool says_more(const grouping *g, int name, int than)
     return than < 0 || strlen(g->policy->module[name]) > strlen(g->policy->module[than]);
 }
 
-/* The number of the name that a node's linears are of. */
+/* The number of the name that a module is of, or what was found before. */
+static int name_of(grouping *g, const char *module, int before)
+{
+    int out = before;
+    for (int j = 0; j < g->policy->module_count; j++) {
+        bool same = is_of(g->policy->module[j], module);
+        g->found[j] |= same;
+        if (same && says_more(g, j, out))
+            out = j;
+        else if (out == NOTHING)
+            out = LINEARS;
+    }
+    return out;
+}
+
+/* Of a node's linears and stacks. */
 static int module_of(grouping *g, const tsr_block *block, int node)
 {
     int out = NOTHING;
     for (int i = 0; i < block->matrix_count; i++)
-        for (int j = 0; block->matrix[i].node == node && j < g->policy->module_count; j++) {
-            bool same = is_of(g->policy->module[j], block->matrix[i].name);
-            g->found[j] |= same;
-            if (same && says_more(g, j, out))
-                out = j;
-            else if (out == NOTHING)
-                out = LINEARS;
-        }
+        out = block->matrix[i].node == node ? name_of(g, block->matrix[i].name, out) : out;
+    for (int i = 0; i < block->stack_count; i++)
+        out = block->stack[i].node == node ? name_of(g, block->stack[i].name, out) : out;
     return out;
 }
 
@@ -159,6 +178,10 @@ static tsr_status refuse_bytes(const grouping *g, int layer, const atom *largest
         if (node >= largest->first && node < largest->end)
             tsr_text_printf(&names, "%s%s", names.length ? ", " : "", unit->block->matrix[i].name);
     }
+    for (int i = 0; i < unit->block->stack_count; i++)
+        if (unit->block->stack[i].node >= largest->first &&
+            unit->block->stack[i].node < largest->end)
+            tsr_text_printf(&names, "%s%s", names.length ? ", " : "", unit->block->stack[i].name);
     tsr_status status = tsr_fail(
         TSR_ECONFIG,
         "%s: unit_policy: %" PRIu64

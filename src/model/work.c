@@ -144,5 +144,8 @@ void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit)
                                            .dora = linear->r && linear->dora,
                                            .nf4 = linear->quantized};
     }
+    for (int i = 0; i < tsr_layout_stacks(&layout->unit[unit]); i++)
+        out->stack[i] = (tsr_work_stack){.r = (double)layout->unit[unit].stack[i].r,
+                                         .nf4 = layout->unit[unit].stack[i].quantized};
     out->last = unit == layout->layer_count - 1;
 }

@@ -78,9 +78,16 @@ typedef struct {
     bool drops; /* has dropout */
 } tsr_work_linear;
 
+/* Of experts; the sizes are the node's. */
+typedef struct {
+    double r;
+    bool nf4;
+} tsr_work_stack;
+
 typedef struct {
     const tsr_layer_program *program; /* what it runs (model/program.h) */
     tsr_work_linear linear[TSR_BLOCK_MATRICES];
+    tsr_work_stack stack[TSR_BLOCK_STACKS];
     double element;       /* bytes of one of the compute dtype */
     bool fp8;             /* the base's matmuls run in e4m3 */
     double tokens, pairs; /* pairs: of tokens that see each other, over all documents */

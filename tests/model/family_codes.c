@@ -46,42 +46,40 @@ static void compare(comparison *c, const char *name, uint64_t index, uint64_t co
         snprintf(c->wrong, sizeof c->wrong, "%s is%s", name, facts ? " another" : " not golden");
 }
 
-/* The matrices of a linear: itself, or those of each expert. */
-static void compare_linear(comparison *c, const tsr_layout_linear *linear, const uint8_t *codes,
-                           const uint8_t *absmax)
+/* Every expert's matrices: "<path>.<expert>.gate_proj" and so on, whatever the checkpoint calls them. */
+static void compare_stack(comparison *c, const tsr_layout_stack *stack, const uint8_t *codes,
+                          const uint8_t *absmax)
 {
-    const char *experts = strstr(linear->path, ".experts.");
-    uint64_t parts = experts && !strcmp(experts, ".experts.gate_up_proj") ? 2 : 1;
-    char name[300];
-    if (!experts) {
-        compare(c, linear->path, 0, linear->out * linear->in, codes, absmax);
-        return;
-    }
-    for (uint64_t e = 0;; e++) {
-        int stem = (int)(experts - linear->path);
-        snprintf(name, sizeof name, "%.*s.experts.%d.down_proj", stem, linear->path, (int)e);
-        char plain[GOLDEN_NAME_BYTES];
-        if (!json_object_get(c->matrices, golden_name(plain, name)))
-            return;
-        for (uint64_t part = 0; part < parts; part++) {
-            if (parts == 2)
-                snprintf(name, sizeof name, "%.*s.experts.%d.%s", stem, linear->path, (int)e,
-                         part ? "up_proj" : "gate_proj");
-            compare(c, name, e * parts + part, linear->out / parts * linear->in, codes, absmax);
-        }
+    static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};
+    uint64_t parts = (uint64_t)stack->parts;
+    int stem = (int)(strrchr(stack->path, '.') - stack->path);
+    for (uint64_t i = 0; i < tsr_layout_stack_matrices(stack); i++) {
+        char name[300];
+        snprintf(name, sizeof name, "%.*s.%d.%s", stem, stack->path, (int)(i / parts),
+                 names[parts == 2 ? i % 2 : 2]);
+        compare(c, name, i, tsr_layout_stack_elements(stack), codes, absmax);
     }
 }
 
 static tsr_status take_codes(tsr_job *job, void *user)
 {
     const tsr_layout *layout = &job->inputs.layout;
-    for (int u = 0; u < layout->layer_count; u++)
-        for (int i = 0; i < tsr_layout_linears(&layout->unit[u]); i++) {
-            const tsr_layout_linear *linear = &layout->unit[u].linear[i];
+    for (int u = 0; u < layout->layer_count; u++) {
+        const tsr_layout_unit *unit = &layout->unit[u];
+        for (int i = 0; i < tsr_layout_linears(unit); i++) {
+            const tsr_layout_linear *linear = &unit->linear[i];
             if (linear->quantized)
-                compare_linear(user, linear, frozen(job, &layout->unit[u].frozen[linear->codes]),
-                               frozen(job, &layout->unit[u].frozen[linear->absmax]));
+                compare(user, linear->path, 0, linear->out * linear->in,
+                        frozen(job, &unit->frozen[linear->codes]),
+                        frozen(job, &unit->frozen[linear->absmax]));
         }
+        for (int i = 0; i < tsr_layout_stacks(unit); i++) {
+            const tsr_layout_stack *stack = &unit->stack[i];
+            if (stack->quantized)
+                compare_stack(user, stack, frozen(job, &unit->frozen[stack->codes]),
+                              frozen(job, &unit->frozen[stack->absmax]));
+        }
+    }
     return TSR_OK;
 }
 

@@ -124,7 +124,7 @@ static void judge_base(const char *base)
             assert_int_equal(caught[router].tokens, rows[i].length);
             judge_router(&caught[router++], file, name, !strcmp(base, "plain"));
         }
-        assert_int_equal(router, caught_count);
+        assert_int_equal(caught_count, 2 * router); /* test_evaluate goes over the rows twice */
     }
     tsr_safetensors_close(file);
 }

@@ -135,12 +135,60 @@ static void rope(pass *p, const tsr_node *node)
     }
 }
 
+/* The first columns of a value and the rest. */
+static void columns(pass *p, const tsr_node *node)
+{
+    uint64_t all = p->r->block->value[node->in[0]].width, from = 0;
+    for (int i = 0; i < 2; i++) {
+        uint64_t width = p->r->block->value[node->out[i]].width;
+        double *out = p->value[node->out[i]] = new_rows(p, width);
+        for (uint64_t t = 0; t < (uint64_t)p->r->tokens; t++)
+            memcpy(out + t * width, p->value[node->in[0]] + t * all + from, width * sizeof *out);
+        from += width;
+    }
+}
+
+/* Column `i` of a part of a head that turns. */
+static double turned(const pass *p, const double *x, int t, const tsr_latent_spec *s, int i)
+{
+    int half = s->rope_dim / 2, pair = s->neighbours ? i / 2 : i % half;
+    bool low = s->neighbours ? i % 2 == 0 : i < half;
+    int first = s->neighbours ? 2 * pair : pair, second = s->neighbours ? first + 1 : first + half;
+    double angle = p->r->positions[t] * pow(p->r->theta, -2.0 * pair / s->rope_dim);
+    return low ? x[first] * cos(angle) - x[second] * sin(angle)
+               : x[second] * cos(angle) + x[first] * sin(angle);
+}
+
+static void latent(pass *p, const tsr_node *node)
+{
+    const tsr_latent_spec *s = &node->spec.latent;
+    int nope = s->nope_dim, rope = s->rope_dim, dim = nope + rope, both = nope + s->v_dim;
+    double *out[3];
+    for (int i = 0; i < 3; i++)
+        out[i] = p->value[node->out[i]] = new_rows(p, p->r->block->value[node->out[i]].width);
+    for (int row = 0; row < p->r->tokens * s->heads; row++) {
+        int t = row / s->heads;
+        const double *q = p->value[node->in[TSR_LATENT_Q]] + row * dim;
+        const double *kv = p->value[node->in[TSR_LATENT_KV]] + row * both;
+        for (int i = 0; i < dim; i++) {
+            out[0][row * dim + i] = i < nope ? q[i] : turned(p, q + nope, t, s, i - nope);
+            out[1][row * dim + i] =
+                i < nope
+                    ? kv[i]
+                    : turned(p, p->value[node->in[TSR_LATENT_SHARED]] + t * rope, t, s, i - nope);
+        }
+        memcpy(out[2] + row * s->v_dim, kv + nope, (size_t)s->v_dim * sizeof *kv);
+    }
+}
+
+/* sink: of the head, or NULL. */
 static void attend(double *o, const pass *p, const tsr_attention_spec *s, int head, int t,
-                   double *const in[3])
+                   double *const in[3], const double *sink)
 {
     int dim = s->head_dim, key_head = head / (s->q_heads / s->kv_heads);
+    int wide = s->v_dim ? s->v_dim : dim;
     int first = t - p->r->positions[t];
-    double score[64], sum = 0;
+    double score[64], sum = sink ? exp(*sink) : 0;
     if (s->window && t - s->window + 1 > first)
         first = t - s->window + 1;
     for (int j = first; j <= t; j++) {
@@ -151,21 +199,35 @@ static void attend(double *o, const pass *p, const tsr_attention_spec *s, int he
         sum += score[j] = exp(score[j]);
     }
     for (int j = first; j <= t; j++)
-        for (int i = 0; i < dim; i++)
-            o[(t * s->q_heads + head) * dim + i] +=
-                score[j] / sum * in[2][(j * s->kv_heads + key_head) * dim + i];
+        for (int i = 0; i < wide; i++)
+            o[(t * s->q_heads + head) * wide + i] +=
+                score[j] / sum * in[2][(j * s->kv_heads + key_head) * wide + i];
 }
 
 static void attention(pass *p, const tsr_node *node)
 {
     const tsr_attention_spec *s = &node->spec.attention;
     double *const in[3] = {p->value[node->in[0]], p->value[node->in[1]], p->value[node->in[2]]};
-    double *o = new_rows(p, (uint64_t)(s->q_heads * s->head_dim));
+    double *o = new_rows(p, p->r->block->value[node->out[TSR_ATTENTION_O]].width);
+    const double *sinks = node->weight[0] == TSR_NONE ? NULL : p->r->vector[node->weight[0]];
     assert_true(p->r->tokens <= 64);
     for (int head = 0; head < s->q_heads; head++)
         for (int t = 0; t < p->r->tokens; t++)
-            attend(o, p, s, head, t, in);
+            attend(o, p, s, head, t, in, sinks ? &sinks[head] : NULL);
     p->value[node->out[TSR_ATTENTION_O]] = o;
+}
+
+static double gated(double gate, double up, tsr_activation activation)
+{
+    double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate), g = fmin(gate, 7);
+    switch (activation) {
+    case TSR_SILU:
+        return gate / (1 + exp(-gate)) * up;
+    case TSR_GELU_TANH:
+        return gate / 2 * (1 + tanh(inner)) * up;
+    default:
+        return g / (1 + exp(-1.702 * g)) * (1 + fmax(-7, fmin(7, up)));
+    }
 }
 
 static void glu(pass *p, const tsr_node *node)
@@ -177,9 +239,7 @@ static void glu(pass *p, const tsr_node *node)
         uint64_t t = i / width, j = i % width, stride = one ? 2 * width : width;
         double gate = p->value[node->in[0]][t * stride + j];
         double up = one ? p->value[node->in[0]][t * stride + width + j] : p->value[node->in[1]][i];
-        double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
-        bool silu = node->spec.glu.activation == TSR_SILU;
-        act[i] = (silu ? gate / (1 + exp(-gate)) : gate / 2 * (1 + tanh(inner))) * up;
+        act[i] = gated(gate, up, node->spec.glu.activation);
     }
     p->value[node->out[0]] = act;
 }
@@ -310,6 +370,10 @@ static void run(pass *p, const tsr_node *node)
         attention(p, node);
     else if (node->kind == &tsr_node_glu)
         glu(p, node);
+    else if (node->kind == &tsr_node_columns)
+        columns(p, node);
+    else if (node->kind == &tsr_node_latent)
+        latent(p, node);
     else if (node->kind == &tsr_node_gain)
         gain(p, node);
     else if (node->kind == &tsr_node_convolution)

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "kernels/activation.h"
 #include "kernels/rope_tables.h"
+#include "kernels/route.h"
 #include "model/arch/composite.h"
 
 #include <stdbool.h>
@@ -52,6 +53,20 @@ typedef enum {
     TSR_HEAD_NORMS_ALL   /* over all heads at once */
 } tsr_head_norms;
 
+/* Mixture of experts; count 0: the model has none. As in kernels/route.h. */
+typedef struct {
+    uint64_t count, chosen; /* of a layer; of a token */
+    uint64_t width;         /* of an expert's MLP */
+    uint64_t shared_width;  /* of the MLP beside them; 0: none */
+    tsr_route_scoring scoring;
+    bool normalise;
+    bool bias; /* experts have biases */
+    uint64_t groups, chosen_groups;
+    double scale; /* of the weights; 0: 1 */
+    tsr_activation activation;
+    tsr_layer_set sparse; /* the layers that have them */
+} tsr_model_experts;
+
 #define TSR_MODEL_MAX_EOS 16
 
 typedef struct {
@@ -59,6 +74,9 @@ typedef struct {
     const tsr_composite *composite; /* whose text decoder the model is; NULL: none's */
     uint64_t vocab_size, hidden_size, intermediate_size, layer_count;
     uint64_t head_count, kv_head_count, head_dim;
+    /* Latent attention: sizes of the latents of queries (0: they have none) and of keys with values, of a head's columns
+     * that turn, which follow the others, and of values. 0: not latent. head_dim is that of q and k. */
+    uint64_t q_lora_rank, kv_lora_rank, rope_head_dim, v_head_dim;
     /* Of layers that see all, where these have other heads than those that slide; 0: they do not. */
     uint64_t full_head_dim, full_kv_head_count;
     uint64_t
@@ -74,6 +92,7 @@ typedef struct {
     bool q_bias, k_bias, v_bias, o_bias, mlp_bias;
     bool one_qkv, one_gate_up; /* one matrix for q, k and v, for gate and up */
     tsr_head_norms head_norms;
+    bool sinks; /* of attention (kernels/attention.h) */
     bool tie_word_embeddings;
     double attention_scale;                 /* of the scores; 0: 1 / sqrt(head_dim) */
     double embedding_scale, residual_scale; /* of embedded rows; of what layers add; 0: 1 */
@@ -81,6 +100,7 @@ typedef struct {
     double logits_divisor;      /* 0: 1 */
     double attention_softcap, logits_softcap; /* c tanh(score / c); 0: none */
     tsr_activation activation;
+    tsr_model_experts experts;
     bool norm_plus_one; /* norms multiply by 1 + w */
     uint64_t
         sliding_window; /* of the layers that slide: a token sees itself and window - 1 before it */
@@ -97,6 +117,8 @@ typedef struct {
     int eos_count;
     /* quantization_config: a bitsandbytes nf4 checkpoint. */
     bool prequantized, double_quant;
+    bool fp8;   /* or weights in e4m3, which the checkpoint reads as BF16 (io/fp8_blocks.h) */
+    bool mxfp4; /* or one of gpt-oss: experts may be blocks of MXFP4 (quant/mxfp4.h) */
 } tsr_model_config;
 
 /* Columns of a head that turn by rope[rope]. */

@@ -1,0 +1,173 @@
+/*
+ * expert_low_rank_backward_ref.c: contract expert_low_rank_backward.h. First low and d_low of blocks of rows,
+ * then strips of columns of db and da.
+ */
+#include "kernels/expert_low_rank_backward.h"
+
+#include "kernels/gemm_block.h"
+#include "kernels/loops.h"
+
+#define BLOCK_ROWS 128
+#define STRIP      128 /* columns; of gathered rows 64 KiB on the stack */
+
+uint64_t tsr_expert_low_rank_backward_bytes(tsr_dtype dtype, int64_t rows, int64_t r)
+{
+    uint64_t each = ((uint64_t)(rows * r) * tsr_dtype_bytes(dtype) + 15) / 16 * 16;
+    return 2 * each;
+}
+
+tsr_status tsr_expert_low_rank_backward_check(const tsr_expert_low_rank_backward_args *args)
+{
+    const char *op = "expert_low_rank_backward";
+    TSR_TRY(tsr_expect_dtype(op, args->dtype));
+    TSR_TRY(tsr_expert_rows_check(op, &args->rows));
+    TSR_EXPECT(args->out > 0 && args->in > 0 && args->r > 0, op, "out, in or r is no width");
+    TSR_EXPECT(args->da && args->db, op, "da or db is NULL");
+    if (args->rows.most == 0)
+        return TSR_OK;
+    TSR_EXPECT(args->x && args->dz && args->a && args->b, op, "x, dz, a or b is NULL");
+    uint64_t bytes = tsr_expert_low_rank_backward_bytes(args->dtype, args->rows.most, args->r);
+    if (!args->scratch || args->scratch_bytes < bytes || (uintptr_t)args->scratch % 16)
+        return tsr_fail(TSR_EINVAL, "%s: %llu bytes of scratch, %llu are needed, on 16 bytes", op,
+                        (unsigned long long)(args->scratch ? args->scratch_bytes : 0),
+                        (unsigned long long)bytes);
+    return TSR_OK;
+}
+
+static float *low_of(const tsr_expert_low_rank_backward_args *args)
+{
+    return args->scratch;
+}
+
+static float *d_low_of(const tsr_expert_low_rank_backward_args *args)
+{
+    uint64_t bytes = tsr_expert_low_rank_backward_bytes(args->dtype, args->rows.most, args->r);
+    return (float *)args->scratch + bytes / 2 / sizeof(float);
+}
+
+/* Rows [row, row_end) of x from `column` on: where they lie, or copied to `panel`. */
+static const float *take_rows(float *panel, int64_t *stride,
+                              const tsr_expert_low_rank_backward_args *args, int64_t row,
+                              int64_t row_end, int64_t column, int64_t width)
+{
+    if (!args->rows.slot) {
+        *stride = args->in;
+        return (const float *)args->x + row * args->in + column;
+    }
+    tsr_expert_rows_gather(panel, &args->rows, row, row_end, args->x, args->in, column, width);
+    *stride = width;
+    return panel;
+}
+
+static void low_block(void *context, int index)
+{
+    _Alignas(64) float panel[BLOCK_ROWS * STRIP];
+    const tsr_expert_low_rank_backward_args *args = context;
+    int64_t r = args->r, in = args->in, out = args->out, at = index;
+    tsr_expert_block rows;
+    if (!tsr_expert_block_at(&rows, &args->rows, 0, args->rows.experts, BLOCK_ROWS, &at))
+        return;
+    tsr_gemm_block_args low = {.m = rows.row_end - rows.row,
+                               .n = r,
+                               .trans_b = true,
+                               .ldb = in,
+                               .c = low_of(args) + rows.row * r,
+                               .ldc = r,
+                               .alpha = 1};
+    for (int64_t first = 0; first < in; first += STRIP) {
+        low.k = tsr_min(STRIP, in - first);
+        low.a = take_rows(panel, &low.lda, args, rows.row, rows.row_end, first, low.k);
+        low.b = (const float *)args->a + rows.expert * r * in + first;
+        tsr_gemm_block(&low);
+        low.beta = 1;
+    }
+    tsr_gemm_block_args d_low = {.m = low.m,
+                                 .n = r,
+                                 .k = out,
+                                 .a = (const float *)args->dz + rows.row * out,
+                                 .lda = out,
+                                 .b = (const float *)args->b + rows.expert * out * r,
+                                 .ldb = r,
+                                 .c = d_low_of(args) + rows.row * r,
+                                 .ldc = r,
+                                 .alpha = args->scale};
+    tsr_gemm_block(&d_low);
+}
+
+static void db_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, int64_t column)
+{
+    int64_t row = args->rows.offset[e], r = args->r;
+    tsr_gemm_block_args db = {.m = tsr_min(STRIP, args->out - column),
+                              .n = r,
+                              .k = args->rows.offset[e + 1] - row,
+                              .trans_a = true,
+                              .a = (const float *)args->dz + row * args->out + column,
+                              .lda = args->out,
+                              .b = low_of(args) + row * r,
+                              .ldb = r,
+                              .c = args->db + (e * args->out + column) * r,
+                              .ldc = r,
+                              .alpha = args->scale};
+    tsr_gemm_block(&db);
+}
+
+static void da_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, int64_t column)
+{
+    _Alignas(64) float panel[BLOCK_ROWS * STRIP];
+    int64_t row = args->rows.offset[e], end = args->rows.offset[e + 1], r = args->r, last;
+    tsr_gemm_block_args da = {.m = r,
+                              .n = tsr_min(STRIP, args->in - column),
+                              .trans_a = true,
+                              .lda = r,
+                              .c = args->da + e * r * args->in + column,
+                              .ldc = args->in,
+                              .alpha = 1};
+    for (; row < end; row = last) {
+        last = tsr_min(end, row + BLOCK_ROWS);
+        da.k = last - row;
+        da.a = d_low_of(args) + row * r;
+        da.b = take_rows(panel, &da.ldb, args, row, last, column, da.n);
+        tsr_gemm_block(&da);
+        da.beta = 1;
+    }
+}
+
+static void zero_strip(float *c, int64_t rows, int64_t columns, int64_t stride)
+{
+    for (int64_t i = 0; i < rows; i++)
+        memset(c + i * stride, 0, (size_t)columns * sizeof(float));
+}
+
+/* A strip of db or, beyond those, of da, of one expert. */
+static void strip(void *context, int index)
+{
+    const tsr_expert_low_rank_backward_args *args = context;
+    int64_t out_strips = tsr_block_count(args->out, STRIP), r = args->r, in = args->in;
+    int64_t strips = out_strips + tsr_block_count(in, STRIP), e = index / strips;
+    int64_t at = index % strips, column = (at < out_strips ? at : at - out_strips) * STRIP;
+    bool none = args->rows.offset[e] == args->rows.offset[e + 1];
+    if (at < out_strips && none)
+        zero_strip(args->db + (e * args->out + column) * r, tsr_min(STRIP, args->out - column), r,
+                   r);
+    else if (at < out_strips)
+        db_strip(args, e, column);
+    else if (none)
+        zero_strip(args->da + e * r * in + column, r, tsr_min(STRIP, in - column), in);
+    else
+        da_strip(args, e, column);
+}
+
+tsr_status tsr_expert_low_rank_backward_ref(const tsr_expert_low_rank_backward_args *args,
+                                            tsr_pool *pool)
+{
+    TSR_TRY(tsr_expert_low_rank_backward_check(args));
+    TSR_TRY(tsr_expect_f32("expert_low_rank_backward", args->dtype));
+    TSR_TRY(tsr_expert_rows_read("expert_low_rank_backward", &args->rows));
+    int64_t blocks = 0;
+    for (int64_t e = 0; e < args->rows.experts; e++)
+        blocks += tsr_block_count(args->rows.offset[e + 1] - args->rows.offset[e], BLOCK_ROWS);
+    int strips = tsr_block_count(args->out, STRIP) + tsr_block_count(args->in, STRIP);
+    tsr_pool_run(pool, (int)blocks, low_block, (void *)args);
+    tsr_pool_run(pool, (int)args->rows.experts * strips, strip, (void *)args);
+    return TSR_OK;
+}

@@ -1,0 +1,86 @@
+/*
+ * expert_weight_ref.c: contract expert_weight.h. One matrix of the stack after the other, each by the
+ * reference of nf4_merge.
+ */
+#include "kernels/expert_weight.h"
+
+#include "kernels/loops.h"
+#include "kernels/nf4_merge.h"
+
+tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args)
+{
+    const char *op = "expert_weight";
+    TSR_TRY(tsr_expect_dtype(op, args->dtype));
+    TSR_EXPECT(args->format == TSR_EXPERTS_NF4 || args->format == TSR_EXPERTS_PLAIN, op,
+               "no such format");
+    TSR_EXPECT(args->first >= 0 && args->count >= 0 && args->r >= 0, op, "a count is negative");
+    TSR_EXPECT(args->rows > 0 && args->columns > 0 && args->parts > 0 &&
+                   args->rows % args->parts == 0,
+               op, "rows and columns are not those of whole parts");
+    if (args->count == 0)
+        return TSR_OK;
+    TSR_EXPECT(args->out, op, "out is NULL");
+    TSR_EXPECT(args->r == 0 || (args->a && args->b), op, "a or b is NULL");
+    if (args->format == TSR_EXPERTS_PLAIN) {
+        TSR_EXPECT(args->plain.data && tsr_frozen_valid(args->plain), op,
+                   "the plain weight is neither BF16 nor F32");
+        return TSR_OK;
+    }
+    TSR_EXPECT(args->codes && args->absmax && args->level, op, "codes, absmax or level is NULL");
+    TSR_EXPECT(!args->nested || (args->nested_absmax && args->nested_map && args->offset), op,
+               "nested scales need nested_absmax, nested_map and offset");
+    return TSR_OK;
+}
+
+/* Matrix `part` of expert e as nf4_merge takes it. */
+static tsr_nf4_merge_args matrix_of(const tsr_expert_weight_args *args, int64_t e, int64_t part)
+{
+    int64_t rows = args->rows / args->parts, columns = args->columns, i = e * args->parts + part;
+    int64_t granule = i * tsr_expert_granules(rows, columns);
+    int64_t block = granule * (TSR_EXPERT_GRANULE / TSR_NF4_BLOCK);
+    tsr_nf4_merge_args m = {.weight = {.level = args->level,
+                                       .nested_map = args->nested_map,
+                                       .count = rows * columns,
+                                       .columns = columns,
+                                       .nested = args->nested,
+                                       .dtype = args->dtype},
+                            .r = args->r,
+                            .scale = args->scale};
+    m.weight.out = (float *)args->out + ((e - args->first) * args->rows + part * rows) * columns;
+    m.weight.codes = args->codes + granule * (TSR_EXPERT_GRANULE / 2);
+    m.weight.absmax = (const char *)args->absmax + block * (args->nested ? 1 : sizeof(float));
+    if (args->nested) {
+        m.weight.nested_absmax = args->nested_absmax + i * tsr_expert_groups(rows, columns);
+        m.weight.offset = args->offset[i];
+    }
+    if (args->r) {
+        m.a = (const float *)args->a + e * args->r * columns;
+        m.b = (const float *)args->b + (e * args->rows + part * rows) * args->r;
+    }
+    return m;
+}
+
+static void widen_rows(void *context, int index)
+{
+    const tsr_expert_weight_args *args = context;
+    int64_t rows = tsr_block_rows(args->columns), all = args->count * args->rows;
+    int64_t row = index * rows, last = tsr_min(all, row + rows);
+    tsr_frozen_copy((float *)args->out + row * args->columns, args->plain,
+                    (args->first * args->rows + row) * args->columns, (last - row) * args->columns);
+}
+
+tsr_status tsr_expert_weight_ref(const tsr_expert_weight_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_expert_weight_check(args));
+    TSR_TRY(tsr_expect_f32("expert_weight", args->dtype));
+    bool plain = args->format == TSR_EXPERTS_PLAIN;
+    if (plain && args->plain.data != args->out)
+        tsr_pool_run(pool, tsr_block_count(args->count * args->rows, tsr_block_rows(args->columns)),
+                     widen_rows, (void *)args);
+    for (int64_t i = 0; i < args->count * args->parts; i++) {
+        tsr_nf4_merge_args m = matrix_of(args, args->first + i / args->parts, i % args->parts);
+        tsr_gemm_args product = tsr_nf4_merge_product(&m);
+        TSR_TRY(plain ? tsr_gemm_ref(&product, pool) : tsr_nf4_merge_ref(&m, pool));
+    }
+    return TSR_OK;
+}

@@ -1,0 +1,34 @@
+/*
+ * kernels/grouped_gemm.h: each row times the matrix of its expert.
+ *
+ * For row i of expert e in [first, first + count), and x_i the row of x that it takes (expert_rows.h):
+ * forward z[i, :] = x_i W_e^T + bias_e, backward z[i, :] = x_i W_e. With `add` the old z[i, :] is a summand.
+ * Sums in fp32, rounded once. Rows of other experts, and rows of none, are not touched. Counts of rows are
+ * read from `offset` when it runs: no launch depends on them.
+ *
+ * On a GPU the order of a sum depends on its length alone, so a row's bits depend neither on where it lies
+ * nor on how many others there are. On the CPU they may depend on how many rows its expert has.
+ *
+ * Cost     2 rows out in FLOPs; x, z and W once each, at best.
+ */
+#ifndef TSR_KERNELS_GROUPED_GEMM_H
+#define TSR_KERNELS_GROUPED_GEMM_H
+
+#include "kernels/expert_rows.h"
+
+typedef struct {
+    void *z;         /* [rows, out]; backward [rows, in] */
+    const void *x;   /* [tokens or rows, in]; backward [tokens or rows, out] */
+    const void *w;   /* [count, out, in], of the experts from `first` on */
+    tsr_frozen bias; /* [experts, out], forward only; may be NULL */
+    tsr_expert_rows rows;
+    int64_t first, count; /* of the experts */
+    int64_t out, in;
+    bool backward, add;
+    tsr_dtype dtype; /* of z, x and w */
+} tsr_grouped_gemm_args;
+
+tsr_status tsr_grouped_gemm_check(const tsr_grouped_gemm_args *args);
+tsr_status tsr_grouped_gemm_ref(const tsr_grouped_gemm_args *args, tsr_pool *pool);
+
+#endif

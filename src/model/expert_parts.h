@@ -1,0 +1,49 @@
+/*
+ * model/expert_parts.h: what the nodes of experts share: the stack's weights, some experts at a time, and the matmul of
+ * rows. Inside src/model only.
+ *
+ * Workspace    the weights of some experts, then what the node asks for beside them.
+ */
+#ifndef TSR_MODEL_EXPERT_PARTS_H
+#define TSR_MODEL_EXPERT_PARTS_H
+
+#include "model/node_parts.h"
+#include "model/work_parts.h"
+
+#define TSR_EXPERT_WEIGHT_BYTES (256ull << 20) /* that are decoded at a time */
+
+/* A node at work. */
+typedef struct {
+    const tsr_pass *pass;
+    const tsr_node *node;
+    const tsr_stack *shape;
+    const tsr_expert_stack *stack;
+    tsr_routes routes;
+    int64_t group; /* experts whose weights are there at a time */
+    char *rest;    /* of the workspace */
+    uint64_t rest_bytes;
+} tsr_expert_work;
+
+/* routes: the value that the node reads them from. */
+tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node, int16_t routes);
+
+/* Bytes of the weights; of rows of `width` for each expert of a token. */
+uint64_t tsr_expert_weight_bytes(const tsr_node *node, tsr_dtype dtype);
+uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width,
+                               tsr_dtype dtype);
+
+/* Rows as ops take them; `gather`: their own are those of the tokens. */
+tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *work, bool gather);
+
+/* z = rows of x times W, or with `backward` W^T's other side. */
+tsr_status tsr_expert_multiply(const tsr_expert_work *work, void *z, const void *x, bool gather,
+                               bool backward);
+
+/* The gradients of all A and B. */
+tsr_status tsr_expert_adapters(const tsr_expert_work *work, const void *x, bool gather,
+                               const void *dz, char *scratch, uint64_t scratch_bytes);
+
+/* What the matmuls cost, one way, with the decoding. */
+void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind pass, bool dx);
+
+#endif

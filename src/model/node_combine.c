@@ -1,0 +1,120 @@
+/*
+ * node_combine.c: the experts' down, and the sum over the experts of each token with their weights (kernels/combine.h).
+ *
+ * What down makes is not kept: the gradient of the weights is <act, W^T dy>, which the gradient of act is made from too.
+ */
+#include "base/checked.h"
+#include "model/expert_parts.h"
+
+static tsr_status forward(const tsr_pass *p, const tsr_step *step)
+{
+    const tsr_node *node = &p->block->node[step->node];
+    tsr_expert_work work = tsr_expert_work_begin(p, node, node->in[TSR_COMBINE_ROUTES]);
+    TSR_TRY(
+        tsr_expert_multiply(&work, work.rest, p->value[node->in[TSR_COMBINE_ROWS]], false, false));
+    return p->context->kernels->combine(p->context->stream,
+                                        &(tsr_combine_args){.y = p->value[node->out[0]],
+                                                            .z = work.rest,
+                                                            .p = p->value[node->in[TSR_COMBINE_P]],
+                                                            .row = work.routes.row,
+                                                            .tokens = p->context->tokens,
+                                                            .k = node->spec.experts.chosen,
+                                                            .h = node->spec.experts.out,
+                                                            .dtype = p->context->dtype});
+}
+
+/* Of its adapters: what they multiply with is p dy, of each row. */
+static tsr_status backward_adapters(const tsr_expert_work *work)
+{
+    const tsr_pass *p = work->pass;
+    const tsr_node *node = work->node;
+    const tsr_experts_spec *spec = &node->spec.experts;
+    uint64_t rows = tsr_expert_rows_bytes(node, p->context->tokens, spec->out, p->context->dtype);
+    TSR_TRY(p->context->kernels->spread(p->context->stream,
+                                        &(tsr_spread_args){.z = work->rest,
+                                                           .x = p->gradient[node->out[0]],
+                                                           .p = p->value[node->in[TSR_COMBINE_P]],
+                                                           .slot = work->routes.slot,
+                                                           .tokens = p->context->tokens,
+                                                           .k = spec->chosen,
+                                                           .h = spec->out,
+                                                           .dtype = p->context->dtype}));
+    return tsr_expert_adapters(work, p->value[node->in[TSR_COMBINE_ROWS]], false, work->rest,
+                               work->rest + rows, work->rest_bytes - rows);
+}
+
+static tsr_status backward(const tsr_pass *p, const tsr_step *step)
+{
+    const tsr_node *node = &p->block->node[step->node];
+    const tsr_experts_spec *spec = &node->spec.experts;
+    tsr_expert_work work = tsr_expert_work_begin(p, node, node->in[TSR_COMBINE_ROUTES]);
+    const void *dy = p->gradient[node->out[0]];
+    void *dact = p->gradient[node->in[TSR_COMBINE_ROWS]];
+    if (work.stack->r)
+        TSR_TRY(backward_adapters(&work));
+    if (!(step->inputs & 1u << TSR_COMBINE_ROWS))
+        return TSR_OK;
+    TSR_TRY(tsr_expert_multiply(&work, dact, dy, true, true));
+    return p->context->kernels->combine_backward(
+        p->context->stream,
+        &(tsr_combine_backward_args){.dp = p->gradient[node->in[TSR_COMBINE_P]],
+                                     .dact_out = dact,
+                                     .act = p->value[node->in[TSR_COMBINE_ROWS]],
+                                     .dact = dact,
+                                     .p = p->value[node->in[TSR_COMBINE_P]],
+                                     .id = work.routes.id,
+                                     .row = work.routes.row,
+                                     .bias = work.stack->bias,
+                                     .dy = dy,
+                                     .tokens = p->context->tokens,
+                                     .k = spec->chosen,
+                                     .inner = spec->in,
+                                     .h = spec->out,
+                                     .dtype = p->context->dtype});
+}
+
+static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
+                  const tsr_matrix_traits *traits)
+{
+    (void)block;
+    (void)traits;
+    for (int i = 0; i <= TSR_COMBINE_ROUTES; i++)
+        tsr_needs_read(out, node->in[i]);
+}
+
+static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
+                          const tsr_kernels *kernels, tsr_attention_bounds bounds)
+{
+    const tsr_experts_spec *spec = &node->spec.experts;
+    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
+    uint64_t low = !r || !bounds.train
+                       ? 0
+                       : tsr_expert_low_rank_backward_bytes(
+                             bounds.dtype, bounds.tokens * spec->chosen, (int64_t)r);
+    (void)kernels;
+    return tsr_expert_weight_bytes(node, bounds.dtype) +
+           tsr_expert_rows_bytes(node, bounds.tokens, spec->out, bounds.dtype) + low;
+}
+
+static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,
+                 tsr_pass_kind pass)
+{
+    const tsr_experts_spec *spec = &node->spec.experts;
+    double rows = tsr_cost_column(c) * spec->chosen;
+    bool dx = step->inputs & 1u << TSR_COMBINE_ROWS;
+    tsr_cost_experts(c, node, pass, dx);
+    if (pass != TSR_PASS_BACKWARD)
+        tsr_cost_both(c, TSR_WORK_MEMORY_FORWARD, TSR_WORK_STREAM,
+                      (tsr_work_amount){0, tsr_cost_column(c) * (double)spec->out},
+                      (tsr_work_amount){0, (rows + tsr_cost_column(c)) * (double)spec->out});
+    else if (dx)
+        tsr_cost_bytes(c, TSR_WORK_MEMORY_BACKWARD, 3 * rows * (double)spec->in);
+}
+
+const tsr_node_kind tsr_node_combine = {.name = "combine",
+                                        .rows = TSR_NONE,
+                                        .forward = forward,
+                                        .backward = backward,
+                                        .needs = needs,
+                                        .cost = cost,
+                                        .workspace = workspace};
