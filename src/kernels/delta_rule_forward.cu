@@ -16,58 +16,68 @@
 
 /* ---- (1 + A)^-1, W and the first U ---- */
 
+/* The inverse X is a triangle with ones on its diagonal, as 1 + A: below the diagonal of `a` is A, above it X, turned. */
 template <typename E, int D> struct solve_memory {
-    E k[CHUNK * TILE_D], v[CHUNK * TILE_D], t[CHUNK * TILE_T];
-    float a[CHUNK][CHUNK + 1], x[CHUNK][CHUNK + 1], z[PART][CHUNK - PART + 1];
+    E k[CHUNK * TILE_D], v[CHUNK * TILE_D];
+    union {
+        E t[CHUNK * TILE_T];
+        float z[PART][CHUNK - PART + 1];
+    };
+    float a[CHUNK][CHUNK + 1];
     delta_gates gates;
 };
 
-/* x = (1 + a)^-1 of the parts on the diagonal, a column a thread. */
+/* X of the parts on the diagonal, a column a thread. */
 template <typename M> static __device__ __forceinline__ void invert_parts(M *m)
 {
-    int first = (int)threadIdx.x / PART * PART, j = (int)threadIdx.x % PART;
+    int first = (int)threadIdx.x / PART * PART, j = (int)threadIdx.x;
     if (threadIdx.x >= CHUNK)
         return;
-    for (int i = 0; i < PART; i++) {
-        float sum = i == j ? 1.0f : 0.0f;
-        for (int k = j; k < i; k++)
-            sum -= m->a[first + i][first + k] * m->x[first + k][first + j];
-        m->x[first + i][first + j] = i < j ? 0.0f : sum;
+    for (int i = j + 1; i < first + PART; i++) {
+        float sum = -m->a[i][j];
+        for (int k = j + 1; k < i; k++)
+            sum -= m->a[i][k] * m->a[j][k];
+        m->a[j][i] = sum;
     }
 }
 
-/* The rest of x, a row of parts after the other: x_IJ = -x_II sum over M of a_IM x_MJ. */
+/* The rest of it, a row of parts after the other: X_IJ = -X_II sum over M of A_IM X_MJ. */
 template <typename M> static __device__ __forceinline__ void invert_rest(M *m)
 {
     for (int first = PART; first < CHUNK; first += PART) {
         __syncthreads();
         for (int at = (int)threadIdx.x; at < PART * first; at += SOLVERS) {
             int i = at / first, j = at % first;
-            float sum = 0;
-            for (int k = j / PART * PART; k < first; k++)
-                sum += m->a[first + i][k] * m->x[k][j];
+            float sum = m->a[first + i][j];
+            for (int k = j + 1; k < first; k++)
+                sum += m->a[first + i][k] * m->a[j][k];
             m->z[i][j] = sum;
         }
         __syncthreads();
         for (int at = (int)threadIdx.x; at < PART * first; at += SOLVERS) {
             int i = at / first, j = at % first;
-            float sum = 0;
-            for (int k = 0; k <= i; k++)
-                sum -= m->x[first + i][first + k] * m->z[k][j];
-            m->x[first + i][j] = sum;
+            float sum = m->z[i][j];
+            for (int k = 0; k < i; k++)
+                sum += m->a[first + k][first + i] * m->z[k][j];
+            m->a[j][first + i] = -sum;
         }
     }
     __syncthreads();
 }
 
-/* x with its columns scaled by beta, and by `grow` where that is wanted, as a tile. */
+template <typename M> static __device__ __forceinline__ float inverse_at(const M *m, int i, int j)
+{
+    return j < i ? m->a[j][i] : j == i ? 1.0f : 0.0f;
+}
+
+/* X with its columns scaled by beta, and by `grow` where that is wanted, as a tile. */
 template <typename E, int D>
 static __device__ __forceinline__ void scale_inverse(solve_memory<E, D> *m, bool grow)
 {
     for (int at = (int)threadIdx.x; at < CHUNK * CHUNK; at += SOLVERS) {
         int i = at / CHUNK, j = at % CHUNK;
         float scale = m->gates.beta[j] * (grow ? m->gates.grow[j] : 1.0f);
-        put(m->t + i * TILE_T + j, j <= i ? m->x[i][j] * scale : 0.0f);
+        put(m->t + i * TILE_T + j, inverse_at(m, i, j) * scale);
     }
 }
 
@@ -112,8 +122,9 @@ static __global__ void __launch_bounds__(SOLVERS) solve(const __grid_constant__ 
     for (int n = 0; n < CHUNK / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int i = row_at(m0, 0, e);
-            m->a[i][column_at(0, n, e)] = m->gates.beta[i] * a[0][n][e];
+            int i = row_at(m0, 0, e), j = column_at(0, n, e);
+            if (j < i)
+                m->a[i][j] = m->gates.beta[i] * a[0][n][e];
         }
     __syncthreads();
     invert_parts(m);
@@ -129,7 +140,7 @@ static __global__ void __launch_bounds__(SOLVERS) solve(const __grid_constant__ 
         return;
     E *inverse = (E *)c.inverse + ((int64_t)blockIdx.x * c.value_heads + head) * CHUNK * CHUNK;
     for (int at = (int)threadIdx.x; at < CHUNK * CHUNK; at += SOLVERS)
-        put(inverse + at, at % CHUNK <= at / CHUNK ? m->x[at / CHUNK][at % CHUNK] : 0.0f);
+        put(inverse + at, inverse_at(m, at / CHUNK, at % CHUNK));
 }
 
 /* ---- the states ---- */
