@@ -52,12 +52,12 @@ static __global__ void __launch_bounds__(SOLVERS)
     __syncthreads();
     float p[1][CHUNK / 8][4], y[1][D / 8][4];
     clear<1, CHUNK / 8>(p);
-    multiply<1, CHUNK / 8, false, true>(p, m->q, TILE_D, m0, m->k, TILE_D, 0, D);
+    multiply<1, CHUNK / 8, false, true, D, D>(p, m->q, m0, m->k, 0, D);
     decay_scores<CHUNK / 8>(p, &m->gates, m0, 0, true);
-    put_tile<E, 1, CHUNK / 8>(m->p, TILE_T, p, m0, 0);
+    put_tile<E, CHUNK, 1, CHUNK / 8>(m->p, p, m0, 0);
     __syncthreads();
     clear<1, D / 8>(y);
-    multiply<1, D / 8, true, false>(y, m->p, TILE_T, m0, m->d_o, TILE_D, 0, CHUNK);
+    multiply<1, D / 8, true, false, CHUNK, D>(y, m->p, m0, m->d_o, 0, CHUNK);
     put_head<E>(c.du, y, chunk, ((int64_t)chunk.start * c.value_heads + head) * D,
                 (int64_t)c.value_heads * D, m0, 0);
 }
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void add_later(walk_memory<E, D> *m, const del
     walk_part part = walk_of();
     float y[1][SLICE / 8][4];
     clear<1, SLICE / 8>(y);
-    multiply<1, SLICE / 8, false, false>(y, m->k, TILE_D, part.m0, m->d, TILE_S, part.n0, D);
+    multiply<1, SLICE / 8, false, false, D, WALK_COLUMNS>(y, m->k, part.m0, m->d, part.n0, D);
 #pragma unroll
     for (int n = 0; n < SLICE / 8; n++)
 #pragma unroll
@@ -118,8 +118,8 @@ static __device__ __forceinline__ void add_later(walk_memory<E, D> *m, const del
                 out = load2(d_o, row * c->dv, column + j, c->dv, c->dtype, c->whole);
             }
             float grow = m->gates.grow[i];
-            put2(m->du + i * TILE_S + j, -du.x, -du.y);
-            put2(m->d_o + i * TILE_S + j, grow * out.x, grow * out.y);
+            put2(m->du + tile_at<E, WALK_COLUMNS>(i, j), -du.x, -du.y);
+            put2(m->d_o + tile_at<E, WALK_COLUMNS>(i, j), grow * out.x, grow * out.y);
         }
 }
 
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void store_columns(void *to, const E *d, int64
     E *out = (E *)to + index * D * D + column;
     for (int i = (int)threadIdx.x; i < D * across; i += WALKERS) {
         int row = i / across, at = i % across * each;
-        *(uint4 *)(out + row * D + at) = *(const uint4 *)(d + row * TILE_S + at);
+        *(uint4 *)(out + row * D + at) = *(const uint4 *)(d + tile_at<E, WALK_COLUMNS>(row, at));
     }
 }
 
@@ -174,7 +174,7 @@ static __global__ void __launch_bounds__(WALKERS)
     copy_rest<E, D>(m, &c, end - 1, key_head, head);
     for (int index = end - 1; index >= first; index--) {
         delta_chunk chunk = chunk_of(&c, index);
-        put_tile<E, parts, SLICE / 8>(m->d, TILE_S, d, m0, part.n0);
+        put_tile<E, WALK_COLUMNS, parts, SLICE / 8>(m->d, d, m0, part.n0);
         load_gates(&m->gates, &c, chunk, head);
         tsr_copy_wait_but_one();
         __syncthreads();
@@ -186,9 +186,10 @@ static __global__ void __launch_bounds__(WALKERS)
         if (index > first)
             copy_keys<E, D>(m, &c, index - 1, key_head);
         scale_all<parts, SLICE / 8>(d, keep);
-        multiply<parts, SLICE / 8, true, false>(d, m->q, TILE_D, m0, m->d_o, TILE_S, part.n0,
-                                                CHUNK);
-        multiply<parts, SLICE / 8, true, false>(d, m->w, TILE_D, m0, m->du, TILE_S, part.n0, CHUNK);
+        multiply<parts, SLICE / 8, true, false, D, WALK_COLUMNS>(d, m->q, m0, m->d_o, part.n0,
+                                                                 CHUNK);
+        multiply<parts, SLICE / 8, true, false, D, WALK_COLUMNS>(d, m->w, m0, m->du, part.n0,
+                                                                 CHUNK);
         __syncthreads();
         if (index > first)
             copy_rest<E, D>(m, &c, index - 1, key_head, head);
@@ -245,16 +246,16 @@ static __device__ __forceinline__ float row_sum(const float sum[SIDES][CHUNK], i
 }
 
 /* Adds to the sums of rows the products with a tile. */
-template <typename E, int N>
+template <typename E, int D, int N>
 static __device__ __forceinline__ void add_dots(float sum[2], const float c[1][N][4], const E *tile,
-                                                int stride, finish_part part, float sign)
+                                                finish_part part, float sign)
 {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-            float2 x =
-                get2(tile + row_at(part.m0, 0, e) * stride + column_at(part.side * N * 8, n, e));
+            float2 x = get2(
+                tile + tile_at<E, D>(row_at(part.m0, 0, e), column_at(part.side * N * 8, n, e)));
             sum[e / 2] += sign * (c[0][n][e] * x.x + c[0][n][e + 1] * x.y);
         }
 }
@@ -270,12 +271,12 @@ static __device__ __forceinline__ void back_solve(finish_memory<E, D> *m, const 
     int64_t keys = 2 * (int64_t)c->key_heads * c->dk;
     float y[1][across][4], sum[2] = {0, 0};
     clear<1, across>(y);
-    multiply<1, across, true, false>(y, m->da, TILE_T, part.m0, m->two, TILE_D,
-                                     part.side * D / SIDES, CHUNK);
-    add_dots<E, across>(sum, y, m->u, TILE_D, part, 1);
+    multiply<1, across, true, false, CHUNK, D>(y, m->da, part.m0, m->two, part.side * D / SIDES,
+                                               CHUNK);
+    add_dots<E, D, across>(sum, y, m->u, part, 1);
     put_sums(m->sum, part, sum);
     __syncthreads(); /* dU and the inverse are read */
-    put_tile<E, 1, across>(m->two, TILE_D, y, part.m0, part.side * D / SIDES);
+    put_tile<E, D, 1, across>(m->two, y, part.m0, part.side * D / SIDES);
 #pragma unroll
     for (int n = 0; n < across; n++)
 #pragma unroll
@@ -299,18 +300,18 @@ static __device__ __forceinline__ void back_scores(finish_memory<E, D> *m)
     int n0 = part.side * CHUNK / SIDES;
     float x[1][across][4];
     clear<1, across>(x);
-    multiply<1, across, false, true>(x, m->two, TILE_D, part.m0, m->u, TILE_D, n0, D);
+    multiply<1, across, false, true, D, D>(x, m->two, part.m0, m->u, n0, D);
     decay_scores<across>(x, &m->gates, part.m0, n0, false);
 #pragma unroll
     for (int n = 0; n < across; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             x[0][n][e] *= -m->gates.beta[row_at(part.m0, 0, e)];
-    put_tile<E, 1, across>(m->da, TILE_T, x, part.m0, n0);
+    put_tile<E, CHUNK, 1, across>(m->da, x, part.m0, n0);
     clear<1, across>(x);
-    multiply<1, across, false, true>(x, m->one, TILE_D, part.m0, m->u, TILE_D, n0, D);
+    multiply<1, across, false, true, D, D>(x, m->one, part.m0, m->u, n0, D);
     decay_scores<across>(x, &m->gates, part.m0, n0, true);
-    put_tile<E, 1, across>(m->dp, TILE_T, x, part.m0, n0);
+    put_tile<E, CHUNK, 1, across>(m->dp, x, part.m0, n0);
 }
 
 /* D in the place of S; returns the thread's part of S.D. */
@@ -321,7 +322,7 @@ static __device__ __forceinline__ float replace_state(E *state, const void *d, i
     const int each = 16 / (int)sizeof(E), across = D / each;
     float sum = 0;
     for (int i = (int)threadIdx.x; i < D * across; i += DIFFERENTIATORS) {
-        E *to = state + i / across * TILE_D + i % across * each, in[each];
+        E *to = state + tile_at<E, D>(i / across, i % across * each), in[each];
         *(uint4 *)in = *(const uint4 *)(from + i * each);
 #pragma unroll
         for (int j = 0; j < each; j++)
@@ -401,7 +402,7 @@ back_norm(finish_memory<E, D> *m, const delta_call *c, delta_chunk chunk, const 
     int64_t columns = 2 * (int64_t)c->key_heads * c->dk + (int64_t)c->value_heads * c->dv;
     float sum[2] = {0, 0};
     __syncthreads(); /* sums are read */
-    add_dots<E, across>(sum, d, tile, TILE_D, part, 1);
+    add_dots<E, D, across>(sum, d, tile, part, 1);
     put_sums(m->sum, part, sum);
     __syncthreads();
 #pragma unroll
@@ -413,7 +414,7 @@ back_norm(finish_memory<E, D> *m, const delta_call *c, delta_chunk chunk, const 
             float r = row < chunk.length
                           ? rstd[(int64_t)(chunk.start + row) * c->key_heads + key_head]
                           : 0;
-            d[0][n][e] = scale * r * (d[0][n][e] - get(tile + row * TILE_D + at) * along);
+            d[0][n][e] = scale * r * (d[0][n][e] - get(tile + tile_at<E, D>(row, at)) * along);
         }
     store_rows(d_mixed, d, chunk, column, columns, c->dk, part.m0, part.side * D / SIDES, c->dtype,
                c->whole);
@@ -430,8 +431,8 @@ static __device__ __forceinline__ void back_reads(const finish_memory<E, D> *m,
     int n0 = part.side * D / SIDES;
     clear<1, across>(q);
     clear<1, across>(read);
-    multiply<1, across, false, true>(q, m->one, TILE_D, part.m0, m->state, TILE_D, n0, D);
-    multiply<1, across, false, true>(read, m->two, TILE_D, part.m0, m->state, TILE_D, n0, D);
+    multiply<1, across, false, true, D, D>(q, m->one, part.m0, m->state, n0, D);
+    multiply<1, across, false, true, D, D>(read, m->two, part.m0, m->state, n0, D);
     scale_rows<across>(q, m->gates.grow, part.m0, 1);
     scale_rows<across>(read, m->gates.grow, part.m0, -1);
     scale_rows<across>(read, m->gates.beta, part.m0, 1);
@@ -447,10 +448,10 @@ add_reads(float dq[1][D / 8 / SIDES][4], float dk[1][D / 8 / SIDES][4], float dc
     const int across = D / 8 / SIDES;
     finish_part part = part_of();
     int n0 = part.side * D / SIDES;
-    multiply<1, across, false, false>(q, m->dp, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
-    multiply<1, across, false, false>(read, m->da, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
-    add_dots<E, across>(dc, q, m->two, TILE_D, part, 1);
-    add_dots<E, across>(dc, read, m->one, TILE_D, part, 1);
+    multiply<1, across, false, false, CHUNK, D>(q, m->dp, part.m0, m->one, n0, CHUNK);
+    multiply<1, across, false, false, CHUNK, D>(read, m->da, part.m0, m->one, n0, CHUNK);
+    add_dots<E, D, across>(dc, q, m->two, part, 1);
+    add_dots<E, D, across>(dc, read, m->one, part, 1);
     add_product<across>(dq, q);
     add_product<across>(dk, read);
 }
@@ -465,12 +466,12 @@ static __device__ __forceinline__ float add_writes(float dk[1][D / 8 / SIDES][4]
     int n0 = part.side * D / SIDES;
     float wrote[1][across][4], last[2] = {0, 0};
     clear<1, across>(wrote);
-    multiply<1, across, false, true>(wrote, m->u, TILE_D, part.m0, m->state, TILE_D, n0, D);
+    multiply<1, across, false, true, D, D>(wrote, m->u, part.m0, m->state, n0, D);
     scale_rows<across>(wrote, m->gates.left, part.m0, 1);
-    add_dots<E, across>(last, wrote, m->one, TILE_D, part, 1);
-    multiply<1, across, true, false>(wrote, m->dp, TILE_T, part.m0, m->two, TILE_D, n0, CHUNK);
-    multiply<1, across, true, false>(wrote, m->da, TILE_T, part.m0, m->one, TILE_D, n0, CHUNK);
-    add_dots<E, across>(dc, wrote, m->one, TILE_D, part, -1);
+    add_dots<E, D, across>(last, wrote, m->one, part, 1);
+    multiply<1, across, true, false, CHUNK, D>(wrote, m->dp, part.m0, m->two, n0, CHUNK);
+    multiply<1, across, true, false, CHUNK, D>(wrote, m->da, part.m0, m->one, n0, CHUNK);
+    add_dots<E, D, across>(dc, wrote, m->one, part, -1);
     add_product<across>(dk, wrote);
     return last[0] + last[1];
 }

@@ -77,7 +77,7 @@ static __device__ __forceinline__ void scale_inverse(solve_memory<E, D> *m, bool
     for (int at = (int)threadIdx.x; at < CHUNK * CHUNK; at += SOLVERS) {
         int i = at / CHUNK, j = at % CHUNK;
         float scale = m->gates.beta[j] * (grow ? m->gates.grow[j] : 1.0f);
-        put(m->t + i * TILE_T + j, inverse_at(m, i, j) * scale);
+        put(m->t + tile_at<E, CHUNK>(i, j), inverse_at(m, i, j) * scale);
     }
 }
 
@@ -90,7 +90,7 @@ static __device__ __forceinline__ void put_product(void *to, const solve_memory<
     int m0 = (int)threadIdx.x / TSR_WARP * 16;
     float y[1][D / 8][4];
     clear<1, D / 8>(y);
-    multiply<1, D / 8, false, false>(y, m->t, TILE_T, m0, tile, TILE_D, 0, CHUNK);
+    multiply<1, D / 8, false, false, CHUNK, D>(y, m->t, m0, tile, 0, CHUNK);
     put_head<E>(to, y, chunk, ((int64_t)chunk.start * c->value_heads + head) * D,
                 (int64_t)c->value_heads * D, m0, 0);
 }
@@ -116,7 +116,7 @@ static __global__ void __launch_bounds__(SOLVERS) solve(const __grid_constant__ 
     __syncthreads();
     float a[1][CHUNK / 8][4];
     clear<1, CHUNK / 8>(a);
-    multiply<1, CHUNK / 8, false, true>(a, m->k, TILE_D, m0, m->k, TILE_D, 0, D);
+    multiply<1, CHUNK / 8, false, true, D, D>(a, m->k, m0, m->k, 0, D);
     decay_scores<CHUNK / 8>(a, &m->gates, m0, 0, false);
 #pragma unroll
     for (int n = 0; n < CHUNK / 8; n++)
@@ -176,7 +176,7 @@ static __device__ __forceinline__ void store_state(void *to, const E *s, int64_t
     E *out = (E *)to + index * D * D + column;
     for (int i = (int)threadIdx.x; i < D * across; i += SOLVERS) {
         int row = i / across, at = i % across * each;
-        *(uint4 *)(out + row * D + at) = *(const uint4 *)(s + row * TILE_S + at);
+        *(uint4 *)(out + row * D + at) = *(const uint4 *)(s + tile_at<E, SLICE>(row, at));
     }
 }
 
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void correct(states_memory<E, D> *m, const del
     int m0 = (int)threadIdx.x / TSR_WARP * 16;
     float y[1][SLICE / 8][4];
     clear<1, SLICE / 8>(y);
-    multiply<1, SLICE / 8, false, false>(y, m->w, TILE_D, m0, m->s, TILE_S, 0, D);
+    multiply<1, SLICE / 8, false, false, D, SLICE>(y, m->w, m0, m->s, 0, D);
 #pragma unroll
     for (int n = 0; n < SLICE / 8; n++)
 #pragma unroll
@@ -203,7 +203,7 @@ static __device__ __forceinline__ void correct(states_memory<E, D> *m, const del
                 put2(at, u.x, u.y);
             }
             float left = m->gates.left[i];
-            put2(m->u + i * TILE_S + j, left * u.x, left * u.y);
+            put2(m->u + tile_at<E, SLICE>(i, j), left * u.x, left * u.y);
         }
 }
 
@@ -226,7 +226,7 @@ static __global__ void __launch_bounds__(SOLVERS) states(const __grid_constant__
     copy_k<E, D>(m, &c, first, head);
     for (int index = first; index < end; index++) {
         delta_chunk chunk = chunk_of(&c, index);
-        put_tile<E, parts, SLICE / 8>(m->s, TILE_S, s, m0, 0);
+        put_tile<E, SLICE, parts, SLICE / 8>(m->s, s, m0, 0);
         load_gates(&m->gates, &c, chunk, head);
         tsr_copy_wait_but_one();
         __syncthreads();
@@ -238,7 +238,7 @@ static __global__ void __launch_bounds__(SOLVERS) states(const __grid_constant__
         if (index + 1 < end)
             copy_w<E, D>(m, &c, index + 1, head);
         scale_all<parts, SLICE / 8>(s, keep);
-        multiply<parts, SLICE / 8, true, false>(s, m->k, TILE_D, m0, m->u, TILE_S, 0, CHUNK);
+        multiply<parts, SLICE / 8, true, false, D, SLICE>(s, m->k, m0, m->u, 0, CHUNK);
         __syncthreads();
         if (index + 1 < end)
             copy_k<E, D>(m, &c, index + 1, head);
@@ -275,15 +275,15 @@ static __global__ void __launch_bounds__(SOLVERS)
     __syncthreads();
     float p[1][CHUNK / 8][4], y[1][D / 8][4];
     clear<1, CHUNK / 8>(p);
-    multiply<1, CHUNK / 8, false, true>(p, m->q, TILE_D, m0, m->k, TILE_D, 0, D);
+    multiply<1, CHUNK / 8, false, true, D, D>(p, m->q, m0, m->k, 0, D);
     decay_scores<CHUNK / 8>(p, &m->gates, m0, 0, true);
-    put_tile<E, 1, CHUNK / 8>(m->p, TILE_T, p, m0, 0);
+    put_tile<E, CHUNK, 1, CHUNK / 8>(m->p, p, m0, 0);
     tsr_copy_wait();
     __syncthreads(); /* k is free */
     copy_head<E, D, SOLVERS>(m->k, c.u, chunk, c.value_heads, head);
     tsr_copy_commit();
     clear<1, D / 8>(y);
-    multiply<1, D / 8, false, false>(y, m->q, TILE_D, m0, m->s, TILE_D, 0, D);
+    multiply<1, D / 8, false, false, D, D>(y, m->q, m0, m->s, 0, D);
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
@@ -291,7 +291,7 @@ static __global__ void __launch_bounds__(SOLVERS)
             y[0][n][e] *= m->gates.grow[row_at(m0, 0, e)];
     tsr_copy_wait();
     __syncthreads();
-    multiply<1, D / 8, false, false>(y, m->p, TILE_T, m0, m->k, TILE_D, 0, CHUNK);
+    multiply<1, D / 8, false, false, CHUNK, D>(y, m->p, m0, m->k, 0, CHUNK);
     store_rows(o, y, chunk, head * (int64_t)c.dv, (int64_t)c.value_heads * c.dv, c.dv, m0, 0,
                c.dtype, c.whole);
 }
