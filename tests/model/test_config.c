@@ -178,7 +178,7 @@ static const struct {
     {"other model", "{\"model_type\":\"gpt2\"}", {"model_type", "'gpt2'", "qwen3", "qwen3_vl"}},
     {"llama4",
      "{\"model_type\":\"llama4\",\"text_config\":{\"model_type\":\"llama4_text\"}}",
-     {"model_type", "'llama4'", "chunked attention", "experts"}},
+     {"model_type", "'llama4'", "chunked attention"}},
     {"other head",
      "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForSequenceClassification\"]}",
      {"architectures", "LlamaForSequenceClassification", "LlamaForCausalLM"}},

@@ -18,8 +18,8 @@ enum { FAMILIES = sizeof families / sizeof *families };
 static const struct {
     const char *model_type, *why;
 } refused[] = {
-    {"llama4", "it uses chunked attention and experts, which are not supported"},
-    {"llama4_text", "it uses chunked attention and experts, which are not supported"},
+    {"llama4", "it uses chunked attention, which is not supported"},
+    {"llama4_text", "it uses chunked attention, which is not supported"},
 };
 
 /* What the model_type of a config.json may be, one after the other; NULL: no more. */
