@@ -48,6 +48,13 @@ static int setup(void **state)
     return 0;
 }
 
+static bool has_experts(void)
+{
+    tsr_model_config config;
+    assert_int_equal(tsr_model_config_load(&config, model), TSR_OK);
+    return config.experts.count > 0;
+}
+
 /* ---- jobs ---- */
 
 typedef struct {
@@ -57,7 +64,7 @@ typedef struct {
 
 static tsr_status train(tsr_job *job, void *user)
 {
-    trace *out = user;
+    trace others, *out = tsr_comm_rank(job->world) == 0 ? user : &others;
     for (int i = 0; i < STEPS; i++) {
         tsr_job_report report = TSR_JOB_REPORT_INIT;
         tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
@@ -84,10 +91,11 @@ static job_spec on(const char *checkpoint, int purpose)
 }
 
 /* A DoRA on all linears, in NF4; init: where it begins, or NULL. The third step has the rows of the first. */
-static trace run(const char *checkpoint, const char *output, const char *init)
+static trace run_on(int ranks, const char *checkpoint, const char *output, const char *init)
 {
     trace out = {0};
     job_spec spec = on(checkpoint, TSR_JOB_TRAIN);
+    spec.ranks = ranks;
     job_set(&spec, "dataset=%s", rows);
     job_set(&spec, "output_dir=%s", output);
     job_set(&spec, "shuffle=false");
@@ -102,6 +110,11 @@ static trace run(const char *checkpoint, const char *output, const char *init)
         job_set(&spec, "use_dora=true");
     job_run(&spec, train, &out);
     return out;
+}
+
+static trace run(const char *checkpoint, const char *output, const char *init)
+{
+    return run_on(1, checkpoint, output, init);
 }
 
 static test_evaluated evaluate(const char *checkpoint, const char *adapter, bool in_4bit)
@@ -238,6 +251,10 @@ static void test_quantized(void **state)
     assert_memory_equal(&here, &there, sizeof here);
     expect_same_files(scratch_path("here/adapter_model.safetensors"),
                       scratch_path("there/adapter_model.safetensors"));
+    if (has_experts()) { /* which ranks cut in the middle */
+        trace three = run_on(3, nf4, scratch_path("three"), NULL);
+        assert_memory_equal(&here, &three, sizeof here);
+    }
     double loss = loss_of(nf4, NULL, true);
     assert_true(loss == loss_of(model, NULL, true));
     assert_true(loss != loss_of(model, NULL, false));
@@ -328,14 +345,6 @@ static void check_tensors(const char *merged, const char *adapter)
     tsr_safetensors_close(b);
 }
 
-/* Rounding can send a token to another expert; its loss may then be another too. */
-static double most_flipped(void)
-{
-    tsr_model_config config;
-    assert_int_equal(tsr_model_config_load(&config, model), TSR_OK);
-    return config.experts.count ? 0.01 : 0;
-}
-
 static int ascending(const void *a, const void *b)
 {
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
@@ -354,12 +363,14 @@ static void test_merged(void **state)
     assert_non_null(apart);
     assert_true(with.rows.count > 0 && with.rows.count == got.rows.count);
     for (int64_t i = 0; i < with.rows.count; i++) {
-        apart[i] = worse(fabs(with.rows.nll[i] - got.rows.nll[i]), 0);
+        apart[i] = fabs(with.rows.nll[i] - got.rows.nll[i]);
+        assert_true(isfinite(apart[i]));
         change = worse(fabs(with.rows.nll[i] - base.rows.nll[i]), change);
     }
     assert_true(change > 0.1);
     qsort(apart, (size_t)with.rows.count, sizeof *apart, ascending);
-    int64_t flipped = (int64_t)(most_flipped() * (double)with.rows.count);
+    /* rounding can send a token to another expert, whose loss may then be another too */
+    int64_t flipped = has_experts() ? with.rows.count / 100 : 0;
     judge("the merged model's losses, of what the adapter changes",
           apart[with.rows.count - 1 - flipped] / change, MERGE_TOLERANCE);
     free(apart);
