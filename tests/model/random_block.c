@@ -86,6 +86,39 @@ static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
     return tsr_block_linear(b, act, downs[part], b->width, bias);
 }
 
+/* Of a router without groups, in every other way of choosing. One part of a block: it has room for no more stacks. */
+static int16_t experts(tsr_block *b, dice *d, int16_t h)
+{
+    uint64_t f = 8 * (1 + roll(d, 4)), k = 1 + roll(d, 3), count = k + 1 + roll(d, 3);
+    bool bias = roll(d, 3) == 0;
+    const tsr_route_scoring scorings[] = {TSR_ROUTE_SOFTMAX, TSR_ROUTE_CHOSEN, TSR_ROUTE_SIGMOID};
+    const tsr_route_spec spec = {.experts = (int32_t)count,
+                                 .chosen = (int32_t)k,
+                                 .scoring = scorings[roll(d, 3)],
+                                 .normalise = roll(d, 2),
+                                 .scale = roll(d, 2) ? 0 : 1.5f};
+    const tsr_router_names names = {.weight = "router",
+                                    .bias = roll(d, 3) ? NULL : "router.bias",
+                                    .correction = roll(d, 3) ? NULL : "router.correction",
+                                    .expert_scale = roll(d, 3) ? NULL : "router.scale"};
+    const tsr_stack gate_up = {.name = "experts.gate_up",
+                               .experts = count,
+                               .out = 2 * f,
+                               .in = b->width,
+                               .parts = 2,
+                               .bias = bias};
+    const tsr_stack down = {.name = "experts.down",
+                            .experts = count,
+                            .out = b->width,
+                            .in = f,
+                            .parts = 1,
+                            .bias = bias};
+    const tsr_block_routes routes = tsr_block_route(b, h, &names, &spec);
+    int16_t rows = tsr_block_experts(b, h, &routes, &gate_up);
+    int16_t act = tsr_block_glu(b, rows, TSR_NONE, roll(d, 2) ? TSR_GELU_TANH : TSR_SILU);
+    return tsr_block_combine(b, act, &routes, &down);
+}
+
 /* What a part is added as: as it is, normed, or scaled. */
 static int16_t settled(tsr_block *b, dice *d, int part, int16_t value)
 {
@@ -101,14 +134,18 @@ static int16_t settled(tsr_block *b, dice *d, int part, int16_t value)
 
 void random_block(tsr_block *out, uint64_t seed)
 {
-    dice d = {seed, 0};
+    dice d = {seed, 0}, sparse = {seed ^ 0xe4be, 0};
     tsr_residual r = tsr_block_begin(out, 8 * (1 + roll(&d, 6)));
     int parts = 1 + (int)roll(&d, 3);
     int32_t head_dim = 4 * (1 + (int32_t)roll(&d, 3)); /* of all: one table turns them */
     for (int part = 0; part < parts; part++) {
         int16_t h = tsr_block_norm(out, &r, norms[part], 1e-5f, (tsr_value_name){"x", "a sum"},
                                    (tsr_value_name){"h", "its norm"});
-        int16_t y = roll(&d, 2) ? attention(out, &d, part, head_dim, h) : mlp(out, &d, part, h);
+        int16_t y;
+        if (!out->stack_count && roll(&sparse, 4) == 0)
+            y = experts(out, &sparse, h);
+        else
+            y = roll(&d, 2) ? attention(out, &d, part, head_dim, h) : mlp(out, &d, part, h);
         tsr_block_add(out, &r, settled(out, &d, part, y));
     }
     if (roll(&d, 3) == 0)
@@ -120,7 +157,7 @@ void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t s
 {
     dice d = {seed ^ 0x5eed, 0};
     uint64_t share = 1 + roll(&d, 4); /* of the linears have an adapter */
-    memset(traits, 0, TSR_BLOCK_MATRICES * sizeof *traits);
+    memset(traits, 0, TSR_BLOCK_WEIGHTS * sizeof *traits);
     for (int i = 0; i < block->matrix_count; i++) {
         bool adapted = roll(&d, 4) < share, dora = roll(&d, 2), low = roll(&d, 2);
         if (adapted)
@@ -129,6 +166,9 @@ void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t s
                                             .composes = dora && dropout,
                                             .keeps_low = low};
     }
+    for (int i = 0; i < block->stack_count; i++)
+        if (roll(&d, 4) < share)
+            traits[tsr_stack_weight(i)].r = 8 * (1 + roll(&d, 2));
 }
 
 tsr_keep random_keep(uint64_t seed, int how)

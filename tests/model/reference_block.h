@@ -6,6 +6,7 @@
 #define TSR_TESTS_MODEL_REFERENCE_BLOCK_H
 
 #include "model/node.h"
+#include "model/reference_experts.h"
 
 /* One linear. r 0: no adapter; m NULL: no magnitude; mask [tokens, in]: 1 where dropout keeps x; NULL: no dropout. */
 typedef struct {
@@ -17,12 +18,16 @@ typedef struct {
 
 typedef struct {
     const tsr_block *block;
-    const reference_linear *linear; /* [matrix_count] */
-    const double *const *vector;    /* [vector_count] */
-    const double *x;                /* [tokens, width] */
-    const int32_t *positions;       /* [tokens], in their documents: 0 begins one */
-    double theta;                   /* of the rotation */
+    const reference_linear *linear;       /* [matrix_count] */
+    const reference_expert_linear *stack; /* [stack_count] */
+    const double *const *vector;          /* [vector_count] */
+    const double *x;                      /* [tokens, width] */
+    const int32_t *positions;             /* [tokens], in their documents: 0 begins one */
+    double theta;                         /* of the rotation */
     int tokens;
+    /* Where not NULL, lowered to how far a token's choice of experts is from another: of what is chosen by, the smallest
+     * chosen less the largest that is not. */
+    double *margin;
 } reference_block;
 
 /* out [tokens, width]: the residual stream that leaves the block, added up. */

@@ -260,7 +260,7 @@ static void test_places(void **state)
     (void)state;
     for (uint64_t seed = 0; seed < BLOCKS; seed++) {
         static tsr_block block;
-        tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+        tsr_matrix_traits traits[TSR_BLOCK_WEIGHTS];
         random_block(&block, seed);
         for (int way = 0; way < 42; way++) {
             char about[96];
@@ -286,7 +286,7 @@ static void test_what_is_kept(void **state)
     for (uint64_t seed = 0; seed < BLOCKS; seed++) {
         static tsr_block block;
         static tsr_layer_program p[3];
-        tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+        tsr_matrix_traits traits[TSR_BLOCK_WEIGHTS];
         random_block(&block, seed);
         random_traits(traits, &block, seed, false);
         for (int how = 0; how < 3; how++)
