@@ -25,6 +25,7 @@ typedef struct {
     int64_t tokens, longest; /* one document of `longest`, the rest of `other` */
     int64_t other;
     int32_t q_heads, kv_heads, dim;
+    int32_t v_dim; /* of a head of v and o; 0: dim */
 } shape;
 
 static const shape shapes[] = {
@@ -38,7 +39,13 @@ static const shape shapes[] = {
     {"4 x 2048, D 64", 8192, 2048, 2048, 32, 8, 64},
     {"2 x 4096", 8192, 4096, 4096, 32, 8, 128},
     {"1 x 16384", 16384, 16384, 16384, 32, 8, 128},
+    {"4 x 2048, latent", 8192, 2048, 2048, 32, 32, 192, 128},
 };
+
+static int32_t values_of(const shape *s)
+{
+    return tsr_attention_v_dim(s->v_dim, s->dim);
+}
 
 static tsr_device *device;
 static tsr_stream *stream;
@@ -121,6 +128,8 @@ static uint64_t workspace_bytes(tsr_attention_bounds bounds)
 static void make_job(job *j, const shape *s)
 {
     int64_t q = s->tokens * s->q_heads * s->dim, kv = s->tokens * s->kv_heads * s->dim;
+    int64_t wide = values_of(s), o = s->tokens * s->q_heads * wide;
+    int64_t v = s->tokens * s->kv_heads * wide;
     int32_t documents = 0;
     *j = (job){.dq_count = q};
     int32_t *cu = documents_of(s, &documents, &j->pairs);
@@ -133,6 +142,7 @@ static void make_job(job *j, const shape *s)
                                        .q_heads = s->q_heads,
                                        .kv_heads = s->kv_heads,
                                        .head_dim = s->dim,
+                                       .v_dim = s->v_dim,
                                        .dtype = TSR_BF16,
                                        .train = true};
     uint64_t workspace = workspace_bytes(j->bounds);
@@ -142,8 +152,8 @@ static void make_job(job *j, const shape *s)
     need(tsr_device_write(device, device_cu, cu, (uint64_t)(documents + 1) * 4));
     tsr_attention_args f = {.q = take_random(j, q, host),
                             .k = take_random(j, kv, host),
-                            .v = take_random(j, kv, host),
-                            .o = take(j, (uint64_t)q * 2),
+                            .v = take_random(j, v, host),
+                            .o = take(j, (uint64_t)o * 2),
                             .lse = take(j, (uint64_t)(s->tokens * s->q_heads) * 4),
                             .shape = {.cu_seqlens = device_cu,
                                       .workspace = take(j, workspace),
@@ -153,17 +163,18 @@ static void make_job(job *j, const shape *s)
                                       .q_heads = s->q_heads,
                                       .kv_heads = s->kv_heads,
                                       .head_dim = s->dim,
+                                      .v_dim = s->v_dim,
                                       .dtype = TSR_BF16}};
     j->forward = f;
     j->backward = (tsr_attention_backward_args){.q = f.q,
                                                 .k = f.k,
                                                 .v = f.v,
                                                 .o = f.o,
-                                                .d_o = take_random(j, q, host),
+                                                .d_o = take_random(j, o, host),
                                                 .lse = f.lse,
                                                 .dq = take(j, (uint64_t)q * 2),
                                                 .dk = take(j, (uint64_t)kv * 2),
-                                                .dv = take(j, (uint64_t)kv * 2),
+                                                .dv = take(j, (uint64_t)v * 2),
                                                 .shape = f.shape};
     free(cu), free(host);
 }
@@ -223,15 +234,15 @@ static int64_t differing(const job *j, backward_function *backward)
 static void report(const shape *s, const job *j, const char *kernel, int64_t workspace,
                    forward_function *forward, backward_function *backward)
 {
-    double pairs = j->pairs * s->q_heads * s->dim;
+    double pairs = j->pairs * s->q_heads, d = s->dim, v = values_of(s);
     double f = time_of(j, forward, NULL), b = time_of(j, NULL, backward);
     printf("%s\n  {\"shape\": \"%s\", \"q_heads\": %d, \"kv_heads\": %d, \"head_dim\": %d, "
            "\"kernel\": \"%s\", \"workspace_mib\": %lld, \"forward_ms\": %.4f, "
            "\"forward_tflops\": %.1f, \"backward_ms\": %.4f, \"backward_tflops\": %.1f, "
            "\"differing\": %lld}",
            first ? "" : ",", s->name, s->q_heads, s->kv_heads, s->dim, kernel,
-           (long long)(workspace >> 20), f, pairs * 4 / f * 1e-9, b, pairs * 10 / b * 1e-9,
-           (long long)differing(j, backward));
+           (long long)(workspace >> 20), f, pairs * 2 * (d + v) / f * 1e-9, b,
+           pairs * (6 * d + 4 * v) / b * 1e-9, (long long)differing(j, backward));
     first = false;
     fflush(stdout);
 }

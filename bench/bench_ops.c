@@ -43,6 +43,7 @@ static const char *only;
     }
 RUN_OP(gemm)
 RUN_OP(low_rank_backward)
+RUN_OP(mxfp4_dequant)
 RUN_OP(nf4_dequant)
 RUN_OP(nf4_merge)
 RUN_OP(nf4_quantize)
@@ -120,6 +121,24 @@ static void nf4(int64_t rows, int64_t columns, bool factor)
     ops_report(factor ? "nf4_dequant with factor" : "nf4_dequant", shape_text(rows, columns, 0),
                (double)(rows * columns) * (2.5 + 1.0 / 64), 0, run_nf4_dequant, args, sizeof *args,
                SETS);
+}
+
+/* Experts' matrices; what the bits of codes and scales say makes no difference. */
+static void mxfp4(int64_t matrices, int64_t rows, int64_t columns)
+{
+    ops_forget();
+    tsr_mxfp4_dequant_args args[SETS];
+    int64_t count = matrices * rows * columns;
+    for (int i = 0; i < SETS; i++)
+        args[i] = (tsr_mxfp4_dequant_args){.out = ops_take((uint64_t)count * 2),
+                                           .codes = ops_bf16(count / 4),
+                                           .scales = ops_bf16(count / 64),
+                                           .count = matrices,
+                                           .rows = rows,
+                                           .columns = columns,
+                                           .dtype = TSR_BF16};
+    ops_report("mxfp4_dequant", shape_text(matrices, rows, columns),
+               (double)count * (2 + 17.0 / 32), 0, run_mxfp4_dequant, args, sizeof *args, SETS);
 }
 
 static void nf4_merged(int64_t rows, int64_t columns, int64_t r, bool norms)
@@ -545,6 +564,7 @@ static void run_all(void)
     nf4(14336, 4096, false);
     nf4(4096, 14336, false);
     nf4(14336, 4096, true);
+    mxfp4(8, 2880, 2880); /* of gpt-oss: gate and up of four experts */
     for (int64_t r = 16; r <= 384; r *= r == 128 ? 3 : 2) {
         nf4_merged(4096, 4096, r, false);
         nf4_merged(4096, 4096, r, true);

@@ -25,9 +25,10 @@
 #define BENCH_MOST_LAYERS    256
 
 typedef struct {
-    const char *name, *type; /* "llama3-8b", "llama" */
+    const char *name, *type, *class; /* "llama3-8b", "llama", "LlamaForCausalLM" */
     int64_t d, f, layers, heads, kv_heads, head_dim, vocabulary, positions;
     double rope_theta, eps;
+    const char *more; /* of config.json, or NULL */
 } bench_shape;
 
 /* NULL: unknown. */

@@ -4,6 +4,7 @@
 #include "base/philox.h"
 #include "base/text.h"
 #include "model.h"
+#include "model/layout.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -14,12 +15,23 @@
 
 #define STEPS_OF_ROWS 4 /* the rows of so many steps differ; then they come again */
 
+#define LLAMA "llama", "LlamaForCausalLM"
+#define QWEN3 "qwen3", "Qwen3ForCausalLM"
+
 static const bench_shape shapes[] = {
-    {"llama3-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 500000, 1e-5},
-    {"llama2-7b", "llama", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 10000, 1e-5},
-    {"qwen3-8b", "qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1000000, 1e-6},
-    {"llama3-70b", "llama", 8192, 28672, 80, 64, 8, 128, 128256, 131072, 500000, 1e-5},
-    {"tiny", "llama", 256, 704, 6, 4, 2, 64, 4096, 2048, 500000, 1e-5},
+    {"llama3-8b", LLAMA, 4096, 14336, 32, 32, 8, 128, 128256, 131072, 500000, 1e-5, NULL},
+    {"llama2-7b", LLAMA, 4096, 11008, 32, 32, 32, 128, 32000, 4096, 10000, 1e-5, NULL},
+    {"qwen3-8b", QWEN3, 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1000000, 1e-6, NULL},
+    {"llama3-70b", LLAMA, 8192, 28672, 80, 64, 8, 128, 128256, 131072, 500000, 1e-5, NULL},
+    {"qwen3-30b-a3b", "qwen3_moe", "Qwen3MoeForCausalLM", 2048, 6144, 48, 32, 4, 128, 151936, 40960,
+     1000000, 1e-6,
+     "\"num_experts\":128,\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,"
+     "\"norm_topk_prob\":true"},
+    {"tiny", LLAMA, 256, 704, 6, 4, 2, 64, 4096, 2048, 500000, 1e-5, NULL},
+    {"tiny-moe", "qwen3_moe", "Qwen3MoeForCausalLM", 256, 704, 4, 4, 2, 64, 4096, 2048, 500000,
+     1e-6,
+     "\"num_experts\":16,\"num_experts_per_tok\":4,\"moe_intermediate_size\":128,"
+     "\"norm_topk_prob\":true"},
 };
 
 #define SHAPES (sizeof shapes / sizeof *shapes)
@@ -34,7 +46,7 @@ const bench_shape *bench_shape_find(const char *name)
 
 const char *bench_shape_names(void)
 {
-    return "llama3-8b, llama2-7b, qwen3-8b, llama3-70b, tiny";
+    return "llama3-8b, llama2-7b, qwen3-8b, llama3-70b, qwen3-30b-a3b, tiny, tiny-moe";
 }
 
 static FILE *create(const bench_run *run, const char *name)
@@ -59,7 +71,6 @@ static int finish(FILE *file, const char *name)
 static int write_config(const bench_run *run)
 {
     const bench_shape *s = &run->shape;
-    bool qwen = !strcmp(s->type, "qwen3");
     FILE *file = create(run, "config.json");
     if (!file)
         return -1;
@@ -70,9 +81,10 @@ static int write_config(const bench_run *run)
         ",\"num_attention_heads\":%" PRId64 ",\"num_key_value_heads\":%" PRId64
         ",\"head_dim\":%" PRId64 ",\"vocab_size\":%" PRId64 ",\"max_position_embeddings\":%" PRId64
         ",\"hidden_act\":\"silu\",\"rms_norm_eps\":%g,\"rope_theta\":%.1f,"
-        "\"tie_word_embeddings\":false,\"attention_bias\":false,\"torch_dtype\":\"bfloat16\"}\n",
-        qwen ? "Qwen3ForCausalLM" : "LlamaForCausalLM", s->type, s->d, s->f, s->layers, s->heads,
-        s->kv_heads, s->head_dim, s->vocabulary, s->positions, s->eps, s->rope_theta);
+        "\"tie_word_embeddings\":false,\"attention_bias\":false,\"torch_dtype\":\"bfloat16\"%s%s}"
+        "\n",
+        s->class, s->type, s->d, s->f, s->layers, s->heads, s->kv_heads, s->head_dim, s->vocabulary,
+        s->positions, s->eps, s->rope_theta, s->more ? "," : "", s->more ? s->more : "");
     return finish(file, "config.json");
 }
 
@@ -83,43 +95,15 @@ typedef struct {
     uint64_t bytes; /* of the tensors so far */
 } tensors;
 
-/* A bf16 tensor [rows, columns]; rows 0: [columns]. */
-static void add_tensor(tensors *t, int64_t rows, int64_t columns, const char *format, ...)
+static void add_tensor(tensors *t, const tsr_tensor *tensor)
 {
-    char name[256];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(name, sizeof name, format, list);
-    va_end(list);
-    uint64_t end = t->bytes + 2 * (uint64_t)((rows ? rows : 1) * columns);
-    tsr_text_printf(&t->header, "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":[", t->bytes ? "," : "{",
-                    name);
-    if (rows)
-        tsr_text_printf(&t->header, "%" PRId64 ",", rows);
-    tsr_text_printf(&t->header, "%" PRId64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", columns,
-                    t->bytes, end);
+    uint64_t end = t->bytes + tensor->element_count * tsr_dtype_bytes(tensor->dtype);
+    tsr_text_printf(&t->header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->bytes ? "," : "{",
+                    tensor->name, tsr_dtype_name(tensor->dtype));
+    for (int i = 0; i < tensor->ndim; i++)
+        tsr_text_printf(&t->header, "%s%" PRIu64, i ? "," : "", tensor->shape[i]);
+    tsr_text_printf(&t->header, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->bytes, end);
     t->bytes = end;
-}
-
-static void add_layer(tensors *t, const bench_shape *s, int64_t layer)
-{
-    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
-    const struct {
-        const char *name;
-        int64_t rows, columns;
-    } linear[] = {{"self_attn.q_proj", q, s->d},  {"self_attn.k_proj", kv, s->d},
-                  {"self_attn.v_proj", kv, s->d}, {"self_attn.o_proj", s->d, q},
-                  {"mlp.gate_proj", s->f, s->d},  {"mlp.up_proj", s->f, s->d},
-                  {"mlp.down_proj", s->d, s->f}};
-    for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
-        add_tensor(t, linear[i].rows, linear[i].columns, "model.layers.%" PRId64 ".%s.weight",
-                   layer, linear[i].name);
-    add_tensor(t, 0, s->d, "model.layers.%" PRId64 ".input_layernorm.weight", layer);
-    add_tensor(t, 0, s->d, "model.layers.%" PRId64 ".post_attention_layernorm.weight", layer);
-    if (strcmp(s->type, "qwen3") != 0)
-        return;
-    add_tensor(t, 0, s->head_dim, "model.layers.%" PRId64 ".self_attn.q_norm.weight", layer);
-    add_tensor(t, 0, s->head_dim, "model.layers.%" PRId64 ".self_attn.k_norm.weight", layer);
 }
 
 static int write_header(const bench_run *run, const tensors *t)
@@ -141,15 +125,26 @@ static int write_header(const bench_run *run, const tensors *t)
     return finish(file, "model.safetensors");
 }
 
+/* What config.json describes, which is there already. */
+static tsr_status add_tensors(tensors *t, const bench_run *run)
+{
+    tsr_model_config config;
+    tsr_checkpoint *described;
+    TSR_TRY(tsr_model_config_load(&config, run->directory));
+    TSR_TRY(tsr_model_describe(&described, run->directory, &config));
+    for (uint64_t i = 0; i < tsr_checkpoint_count(described); i++)
+        add_tensor(t, tsr_checkpoint_at(described, i));
+    tsr_checkpoint_close(described);
+    return TSR_OK;
+}
+
 static int write_model(const bench_run *run)
 {
-    const bench_shape *s = &run->shape;
     tensors t = {0};
-    add_tensor(&t, s->vocabulary, s->d, "model.embed_tokens.weight");
-    for (int64_t layer = 0; layer < s->layers; layer++)
-        add_layer(&t, s, layer);
-    add_tensor(&t, 0, s->d, "model.norm.weight");
-    add_tensor(&t, s->vocabulary, s->d, "lm_head.weight");
+    if (add_tensors(&t, run) < 0) {
+        fprintf(stderr, "bench_model: %s\n", tsr_last_error());
+        return -1;
+    }
     tsr_text_puts(&t.header, "}");
     while (t.header.length % 8)
         tsr_text_puts(&t.header, " ");

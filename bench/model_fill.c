@@ -105,11 +105,12 @@ static void put_host(pool *p, char *out, uint64_t bytes)
     }
 }
 
+/* A router's matrix is a vector of the block too. */
 static bool is_norm(const tsr_layout_unit *parts, int segment)
 {
     bool norm = segment == parts->final_norm;
     for (int i = 0; parts->block && i < parts->block->vector_count; i++)
-        norm |= segment == parts->vector[i];
+        norm |= segment == parts->vector[i] && !parts->block->vector[i].rows;
     return norm;
 }
 
@@ -159,6 +160,26 @@ static tsr_status fill_nested(tsr_job *job, const pool *p, int unit, int kind)
                             tsr_nf4_nested_map, 256 * sizeof(float));
 }
 
+/* The same of a stack's matrices. */
+static tsr_status fill_stack(tsr_job *job, const pool *p, int unit, int index)
+{
+    const tsr_layout_stack *stack = &job->inputs.layout.unit[unit].stack[index];
+    const tsr_model_stack_state *state = tsr_model_stack(job->model, unit, index);
+    uint64_t most = POOL_BLOCKS / TSR_NF4_NESTED_BLOCK, matrices = tsr_layout_stack_matrices(stack);
+    uint64_t nested = matrices * tsr_layout_stack_nested(stack);
+    if (!stack->quantized || !stack->nested)
+        return TSR_OK;
+    for (uint64_t done = 0, count; done < nested; done += count) {
+        count = nested - done < most ? nested - done : most;
+        TSR_TRY(tsr_device_write(job->device, state->nested_absmax + done, p->nested,
+                                 count * sizeof(float)));
+    }
+    for (uint64_t i = 0; i < matrices; i++)
+        TSR_TRY(tsr_device_write(job->device, state->offset + i, &p->offset, sizeof p->offset));
+    return tsr_device_write(job->device, state->nested_map, tsr_nf4_nested_map,
+                            256 * sizeof(float));
+}
+
 /* The ranks of a node share the table. */
 static void fill_table(tsr_job *job, pool *p, char *table, const tsr_tensor *tensor)
 {
@@ -183,6 +204,8 @@ static tsr_status fill(tsr_job *job, pool *p)
             TSR_TRY(fill_segment(job, p, unit, segment));
         for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++)
             TSR_TRY(fill_nested(job, p, unit, i));
+        for (int i = 0; i < tsr_layout_stacks(&layout->unit[unit]); i++)
+            TSR_TRY(fill_stack(job, p, unit, i));
     }
     fill_table(job, p, job->embedding, layout->embedding);
     if (layout->layer_rows)

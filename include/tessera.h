@@ -111,6 +111,16 @@ typedef struct tsr_job_report {
     /* Means over all label tokens of the step; NaN: skipped. Labels that have the largest logit (of equal ones the first);
      * entropy of the distribution over the vocabulary, in nats. */
     double mean_token_accuracy, entropy;
+    /* Of a model with experts (has_experts 1; else all of these are 0), over the tokens of the whole step. A layer's load is
+     * how often its router chose each expert. */
+    int has_experts;
+    double
+        expert_load_over_mean; /* the largest of any layer, divided by that layer's mean; NaN: skipped */
+    double
+        expert_empty_share; /* of all experts of all layers, those that no token went to; NaN: skipped */
+    double
+        aux_loss; /* before router_aux_loss_coef multiplies it; no part of `loss`; NaN: not computed, or skipped */
+    int64_t expert_dropped; /* choices that moe_capacity_factor left out */
 } tsr_job_report;
 
 #define TSR_JOB_REPORT_INIT TSR_SIZED(tsr_job_report)

@@ -90,6 +90,10 @@ TEMPLATES = {
     "orion": (LLAMA_TESTS, "OrionStarAI/Orion-14B-Chat", "OrionStarAI/Orion-14B-Chat"),
     "exaone4": (AXOLOTL, "exaone4", "EXAONE 4"),
     "gpt-oss": (TRL, "gptoss", "GPT-OSS"),
+    "gpt-oss-training": (TRL, "gptoss_training", "GPT-OSS with {% generation %}, by TRL"),
+    "glm4.5": (TRL, "glm4moe", "GLM-4.5"),
+    "qwen3.5": (TRL, "qwen3_5_think", "Qwen3.5, thinking"),
+    "qwen3.5-nothink": (TRL, "qwen3_5_nothink", "Qwen3.5, small ones, not thinking"),
 }
 
 WEATHER = {"type": "function", "function": {

@@ -16,6 +16,11 @@ UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 HEAD, TAIL = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN = rf"{HEAD}{UPPER}*{LOWER}+|{HEAD}{UPPER}+{LOWER}*|\p{{N}}|{TAIL}"
 SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+QWEN35 = QWEN.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+# One after the other; kana and what of the CJK ideographs begins and ends at these characters.
+DEEPSEEK = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|"""
+            r"\s+(?!\S)|\s+")
 O200K = rf"{HEAD}{UPPER}*{LOWER}+{SHORT}|{HEAD}{UPPER}+{LOWER}*{SHORT}|\p{{N}}{{1,3}}|{TAIL}"
 
 # The corpus has little of what these have; merges over runs, digits and other scripts are what a pre-tokenizer prevents.
@@ -128,7 +133,8 @@ def llama(corpus, normalizer, pre, controls, before, kind, size=330):
 
 def bytes_family(corpus, pre, train_pattern, first=(), last=(), outside=(), post=None, normalizer=None, digits=False, **model):
     """BPE over bytes. first, last: added tokens at the ends of the vocabulary; outside: behind it. Groups of (contents, flags)."""
-    steps = [pre_tokenizers.Split(Regex(train_pattern), "isolated")] if train_pattern else []
+    patterns = [train_pattern] if isinstance(train_pattern, str) else train_pattern or []
+    steps = [pre_tokenizers.Split(Regex(x), "isolated") for x in patterns]
     steps = [pre_tokenizers.Digits(individual_digits=True)] * digits + steps + [pre_tokenizers.ByteLevel(False, use_regex=not train_pattern)]
     words, merges = train(corpus, pre_tokenizers.Sequence(steps), initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     vocab = number([x for g in first for x in g[0]], words, [x for g in last for x in g[0]])
@@ -189,6 +195,29 @@ def families(corpus):
         (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "s"), (["<tool_call>", "</tool_call>", "<think>", "</think>"], "")], normalizer={"type": "NFC"},
         post=lambda _: byte_level(False, False, False), continuing_subword_prefix="", end_of_word_suffix=""), [
         "<|im_start|>user\nHow many clips?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n48<|im_end|>\n"]
+    yield "qwen3_5", bytes_family(corpus, sequence("pretokenizers", regex(QWEN35), byte_level(False, trim=False)), QWEN35, outside=[
+        (["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>"], "s"), (["<tool_call>", "</tool_call>", "<think>", "</think>"], "")],
+        normalizer={"type": "NFC"}, post=lambda _: byte_level(False, False, False), continuing_subword_prefix="", end_of_word_suffix=""), [
+        "<|im_start|>user\nHow many clips?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n48<|im_end|>\n", "\u0915\u093f\u0924\u093e\u092c \u0301\u0302x !\u0301"]
+
+    # Special tokens with a bar of full width and a low block; some are added tokens that are not special.
+    named = lambda *names: [f"<\uff5c{x}\uff5c>" for x in names]  # noqa: E731
+    yield "deepseek_v3", bytes_family(corpus, sequence("pretokenizers", *map(regex, DEEPSEEK), byte_level(False)), DEEPSEEK, first=[
+        (named(f"begin{SPACE}of{SPACE}sentence", f"end{SPACE}of{SPACE}sentence", f"{SPACE}pad{SPACE}"), "s")], outside=[
+        (named(f"fim{SPACE}hole", "User", "Assistant", f"tool{SPACE}call{SPACE}begin", f"tool{SPACE}sep"), "n"), (["<|EOT|>"], "s"), (["<think>", "</think>"], "n")],
+        normalizer=sequence("normalizers"), post=lambda _: byte_level(True, True, False)), [
+        f"<\uff5cbegin{SPACE}of{SPACE}sentence\uff5c>Be brief.<\uff5cUser\uff5c>How many clips?<\uff5cAssistant\uff5c>48<\uff5cend{SPACE}of{SPACE}sentence\uff5c>",
+        "<think>\n</think>\n\n", "\u30ab\u30bf\u30ab\u30ca\u3068\u6f22\u5b5712345", "\u9fa5\u9fa6\u3400\u30fb\u30ff\u3100", ".method(arg)->x!important#tag", "12ab345cd", "\u2460\u2461 \u20ac5", "a.\n\n\nb :\r\n"]
+    yield "glm4_moe", bytes_family(corpus, sequence("pretokenizers", regex(CL100K), byte_level(False)), CL100K, outside=[
+        (["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "/nothink"], "s"),
+        (["<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>"], "")]), [
+        "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHow many clips?/nothink<|assistant|>\n<think></think>\n48", "<tool_call>f\n<arg_key>x</arg_key>\n</tool_call>", "a/nothinking"]
+    yield "gpt_oss", bytes_family(corpus, sequence("pretokenizers", regex(O200K), byte_level(False)), O200K, outside=[
+        (["<|startoftext|>", "<|endoftext|>", "<|reserved_200000|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>"], "s")],
+        post=lambda _: byte_level(True, False, True), ignore_merges=True), [
+        "<|start|>system<|message|>You are ChatGPT.\nReasoning: low\n\n# Valid channels: analysis, commentary, final.<|end|><|start|>user<|message|>How many clips?<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>48?<|end|><|start|>assistant<|channel|>final<|message|>48<|return|>",
+        "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{\"x\":1}<|call|>", "<|reserved_200000|><|startoftext|> a", "It'S don'TS we'LLx O'd"]
 
 
 TEXTS = [

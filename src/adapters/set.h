@@ -25,6 +25,7 @@ typedef struct {
     const char *path; /* "model.layers.3.mlp.up_proj" */
     uint64_t in_features, out_features;
     bool linear;             /* a linear of a decoder layer: may have an adapter */
+    bool router;             /* it chooses experts: none */
     tsr_adapter_table table; /* may have a LoRA where a target names it */
     uint64_t experts;        /* a parameter of so many matrices: may have a LoRA on each; 0: none */
 } tsr_adapter_module;

@@ -256,6 +256,18 @@ void tsr_progress_phase(tsr_progress *p, const char *phase, double done, double 
 
 /* ---- steps ---- */
 
+static void put_experts(tsr_progress *p, const tsr_job_report *step)
+{
+    if (!step->has_experts)
+        return;
+    tsr_text_puts(&p->text, "  expert_load ");
+    tsr_number_put(&p->text, step->expert_load_over_mean, 3);
+    if (isnan(step->aux_loss))
+        return;
+    tsr_text_puts(&p->text, "  aux_loss ");
+    tsr_number_put(&p->text, step->aux_loss, 4);
+}
+
 void tsr_progress_step(tsr_progress *p, const tsr_job_report *step)
 {
     bool first = p->last.step == 0;
@@ -276,6 +288,7 @@ void tsr_progress_step(tsr_progress *p, const tsr_job_report *step)
     put_facts(p, WITH_ALL);
     tsr_text_puts(&p->text, "  grad_norm ");
     tsr_number_put(&p->text, step->grad_norm, 4);
+    put_experts(p, step);
     tsr_text_puts(&p->text, "\n");
     emit(p);
 }

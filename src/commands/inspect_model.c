@@ -10,12 +10,13 @@
 #include <string.h>
 #include <unistd.h>
 
-static void add_quantization(json_t *report, bool four_bit, bool nested)
+static void add_quantization(json_t *report, bool four_bit, bool nested, bool fp8)
 {
     tsr_report_string(report, "quantization",
-                      !four_bit ? "none"
-                      : nested  ? "bitsandbytes nf4, double quantized"
-                                : "bitsandbytes nf4");
+                      fp8         ? "fp8 e4m3, a scale for each block of 128 x 128"
+                      : !four_bit ? "none"
+                      : nested    ? "bitsandbytes nf4, double quantized"
+                                  : "bitsandbytes nf4");
 }
 
 static void add_experts(json_t *report, const tsr_model_config *c)
@@ -64,7 +65,7 @@ static void add_architecture(json_t *report, const tsr_model_config *c)
     tsr_report_bool(report, "tied_embeddings", c->tie_word_embeddings);
     tsr_report_bool(report, "attention_bias", c->q_bias || c->k_bias || c->v_bias || c->o_bias);
     tsr_report_string(report, "dtype", tsr_dtype_name(c->dtype));
-    add_quantization(report, c->prequantized, c->double_quant);
+    add_quantization(report, c->prequantized, c->double_quant, c->fp8);
 }
 
 /* Elements of a tensor as the model sees it; 0 for what only describes a 4-bit weight. *nested: whether the
@@ -126,6 +127,14 @@ static void add_tensor(json_t *rows, json_t *rows_of, const tsr_tensor *tensor)
     tsr_text_free(&name);
 }
 
+/* The stored ones of a tensor: in fp8 its codes and their scales. */
+static int stored_of(const tsr_tensor *out[2], const tsr_tensor *tensor)
+{
+    out[0] = tensor->codes ? tensor->codes : tensor;
+    out[1] = tensor->scales;
+    return tensor->codes ? 2 : 1;
+}
+
 static json_t *shard_row(json_t *shards, const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -142,28 +151,33 @@ static json_t *shard_row(json_t *shards, const char *path)
 static tsr_status add_tensors(json_t *report, const tsr_checkpoint *checkpoint, uint64_t idle)
 {
     uint64_t parameters = 0, four_bit = 0, some;
-    bool nested = false;
+    bool nested = false, fp8 = false;
     json_t *dtypes = tsr_report_object(report, "dtypes");
     json_t *shards = tsr_report_array(report, "shards");
     json_t *rows = tsr_report_array(report, "tensors");
     json_auto_t *rows_of = json_object();
     for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++) {
         const tsr_tensor *tensor = tsr_checkpoint_at(checkpoint, i);
-        json_t *shard = shard_row(shards, tsr_safetensors_path(tensor->file));
+        const tsr_tensor *stored[2];
+        int count = stored_of(stored, tensor);
+        fp8 |= tensor->codes != NULL;
         TSR_TRY(parameters_of(&some, &nested, checkpoint, tensor));
         parameters += some;
         four_bit += some != tensor->element_count ? some : 0;
-        add_to(shard, "tensors", 1);
-        add_to(shard, "bytes", tensor->bytes);
-        add_tensor(rows, rows_of, tensor);
-        tsr_inspect_count_dtype(dtypes, tensor);
+        for (int j = 0; j < count; j++) {
+            json_t *shard = shard_row(shards, tsr_safetensors_path(stored[j]->file));
+            add_to(shard, "tensors", 1);
+            add_to(shard, "bytes", stored[j]->bytes);
+            add_tensor(rows, rows_of, stored[j]);
+            tsr_inspect_count_dtype(dtypes, stored[j]);
+        }
     }
     tsr_report_int(report, "parameters", parameters);
     if (idle)
         tsr_report_int(report, "active_parameters", parameters - idle);
     tsr_report_int(report, "parameters_in_4_bits", four_bit);
     if (json_object_get(report, "quantization")) /* config.json may say another thing */
-        add_quantization(report, four_bit > 0, nested);
+        add_quantization(report, four_bit > 0, nested, fp8);
     tsr_report_int(report, "weights_bytes", tsr_checkpoint_total_bytes(checkpoint));
     return TSR_OK;
 }

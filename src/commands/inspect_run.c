@@ -46,6 +46,27 @@ static void add_reported(json_t *report, double accuracy, double entropy)
         tsr_report_real(report, "last_entropy", entropy);
 }
 
+/* Of a model with experts; the worst of all steps beside the last. */
+static void add_experts(json_t *training, const tsr_run_metrics *m)
+{
+    const tsr_run_step *last = &m->steps[m->step_count - 1];
+    double largest = NAN;
+    uint64_t dropped = 0;
+    for (uint64_t i = 0; i < m->step_count; i++) {
+        largest = fmax(largest, m->steps[i].expert_load_over_mean);
+        dropped += (uint64_t)m->steps[i].expert_dropped;
+    }
+    if (!isfinite(largest))
+        return;
+    tsr_report_real(training, "last_expert_load_over_mean", last->expert_load_over_mean);
+    tsr_report_real(training, "largest_expert_load_over_mean", largest);
+    tsr_report_real(training, "last_expert_empty_share", last->expert_empty_share);
+    if (isfinite(last->aux_loss))
+        tsr_report_real(training, "last_aux_loss", last->aux_loss);
+    if (dropped)
+        tsr_report_int(training, "expert_dropped", dropped);
+}
+
 static void add_steps(json_t *report, const tsr_run_metrics *m)
 {
     double seconds = 0, lowest = NAN;
@@ -65,6 +86,7 @@ static void add_steps(json_t *report, const tsr_run_metrics *m)
     tsr_report_real(training, "last_loss", last->loss);
     tsr_report_real(training, "lowest_loss", lowest);
     add_reported(training, last->mean_token_accuracy, last->entropy);
+    add_experts(training, m);
     tsr_report_real(training, "last_learning_rate", last->learning_rate);
     tsr_report_real(training, "epochs", last->epoch);
     tsr_report_int(training, "input_tokens", tokens);

@@ -445,8 +445,11 @@ static tsr_status merge(tsr_convert *convert, json_t *report)
         status = tsr_copier_open(&all.copier, convert, true);
     if (status == TSR_OK)
         status = add_sources(&all);
-    const tsr_model_output output = {
-        .dtype = TSR_BF16, .untied = unties(inputs), .tensors = all.sources, .count = all.count};
+    const tsr_model_output output = {.dtype = TSR_BF16,
+                                     .untied = unties(inputs),
+                                     .mxfp4 = inputs->model.mxfp4,
+                                     .tensors = all.sources,
+                                     .count = all.count};
     if (status == TSR_OK)
         status = tsr_convert_write(convert, &output);
     tsr_merger_destroy(all.merger);

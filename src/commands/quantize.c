@@ -133,9 +133,12 @@ static tsr_status add_sources(quantizing *all)
 /* Weights are read twice, and a third time for fp32 scales, which stand before the codes. */
 static double bytes_to_read(const tsr_convert *convert)
 {
-    int again = convert->inputs.config.use_bnb_nested_quant ? 1 : 2;
-    return (double)tsr_checkpoint_total_bytes(convert->inputs.checkpoint) +
-           again * (double)tsr_weight_uses_bytes(convert->uses);
+    const tsr_checkpoint *checkpoint = convert->inputs.checkpoint;
+    double total = 0;
+    for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++)
+        total += (double)tsr_checkpoint_at(checkpoint, i)->bytes;
+    return total + (convert->inputs.config.use_bnb_nested_quant ? 1 : 2) *
+                       (double)tsr_weight_uses_bytes(convert->uses);
 }
 
 static tsr_status write_model(quantizing *all)
@@ -163,6 +166,11 @@ static tsr_status quantize(tsr_convert *convert, json_t *report)
                         "%s: the model is quantized to nf4 already (%s); quantize the "
                         "original one",
                         config->model_name_or_path, already->name);
+    if (inputs->model.mxfp4)
+        return tsr_fail(TSR_EDATA,
+                        "%s: its experts are MXFP4 already; quantize a model in bf16, or train "
+                        "this one as it is",
+                        config->model_name_or_path);
     const tsr_nf4_pack_options options = {.pool = tsr_device_pool(convert->device),
                                           .nested = config->use_bnb_nested_quant,
                                           .tick = tsr_convert_tick,

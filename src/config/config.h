@@ -65,6 +65,7 @@ typedef enum {
 typedef enum {
     TSR_CONFIG_MODULES_NONE,
     TSR_CONFIG_MODULES_ALL_LINEAR,
+    TSR_CONFIG_MODULES_ALL_LINEAR_PEFT,
     TSR_CONFIG_MODULES_LIST,
     TSR_CONFIG_MODULES_REGEX
 } tsr_config_modules_kind;
@@ -179,7 +180,8 @@ typedef struct {
     int count;
 } tsr_config_patterns;
 
-/* LIST: names, matched as suffixes. REGEX: items[0], a full match. ALL_LINEAR and NONE: empty. */
+/* LIST: names, matched as suffixes. REGEX: items[0], a full match. ALL_LINEAR, ALL_LINEAR_PEFT and NONE: empty.
+ * ALL_LINEAR_PEFT: what PEFT makes of all-linear for a model with experts. */
 typedef struct {
     tsr_config_modules_kind kind;
     tsr_config_strings names;
@@ -225,6 +227,9 @@ typedef struct {
     int64_t lora_r;
     double lora_alpha, lora_dropout;
     tsr_config_modules lora_target_modules, exclude_modules;
+    tsr_config_strings lora_target_parameters; /* empty: none */
+    int64_t expert_lora_r;                     /* 0: lora_r */
+    double expert_lora_alpha;                  /* 0: lora_alpha */
     bool use_rslora, use_dora;
     tsr_config_patterns rank_pattern, alpha_pattern;
     tsr_config_ints layers_to_transform; /* empty: all */
@@ -249,8 +254,10 @@ typedef struct {
     int64_t per_device_train_batch_size, gradient_accumulation_steps;
     int64_t total_batch_size; /* 0: gradient_accumulation_steps x ranks micro-batches a step */
     bool dataloader_drop_last;
-    double label_smoothing_factor; /* 0: none */
-    double neftune_noise_alpha;    /* 0: none */
+    double label_smoothing_factor;                       /* 0: none */
+    double neftune_noise_alpha;                          /* 0: none */
+    double router_aux_loss_coef;                         /* 0: none */
+    double router_bias_update_rate, moe_capacity_factor; /* 0: none */
     int64_t
         per_device_eval_batch_size; /* after loading: per_device_train_batch_size unless given */
     tsr_config_every eval_strategy;

@@ -349,6 +349,13 @@ static void check_batch(const checker *c)
 static void check_adapter(const checker *c)
 {
     const tsr_config *config = c->config;
+    if (config->lora_target_parameters.count && config->lora_dropout > 0)
+        tsr_config_error(
+            c->errors, where_set(c, "lora_dropout", "lora_target_parameters"),
+            "lora_dropout: found %g (%s) with lora_target_parameters (%s); adapters of "
+            "experts have no dropout, and PEFT reads no adapter with both; write "
+            "lora_dropout: 0",
+            config->lora_dropout, where(c, "lora_dropout"), where(c, "lora_target_parameters"));
     if (config->layers_to_transform.count && usable(c, "lora_target_modules") &&
         config->lora_target_modules.kind == TSR_CONFIG_MODULES_REGEX)
         tsr_config_error(c->errors, where_set(c, "layers_to_transform", "lora_target_modules"),

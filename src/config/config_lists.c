@@ -56,12 +56,12 @@ static bool read_module_names(tsr_config_units *out, const tsr_key *key,
 }
 
 /* The word, or a list of it alone, which TRL takes for the word. */
-static bool is_all_linear(const tsr_key *key, const tsr_yaml_value *value)
+static bool is_word(const char *word, const tsr_key *key, const tsr_yaml_value *value)
 {
     if (value->kind == TSR_YAML_LIST && value->count == 1)
         value = &value->items[0];
     return key->flags & TSR_KEY_ALL_LINEAR && value->kind == TSR_YAML_SCALAR &&
-           !strcmp(value->text, "all-linear");
+           !strcmp(value->text, word);
 }
 
 static bool read_modules(tsr_config_modules *out, const tsr_key *key, const tsr_yaml_value *value,
@@ -83,8 +83,10 @@ static bool read_modules(tsr_config_modules *out, const tsr_key *key, const tsr_
         *out = modules;
         return true;
     }
-    if (is_all_linear(key, value)) {
-        *out = (tsr_config_modules){.kind = TSR_CONFIG_MODULES_ALL_LINEAR};
+    if (is_word("all-linear", key, value) || is_word("all-linear-peft", key, value)) {
+        *out = (tsr_config_modules){.kind = is_word("all-linear", key, value)
+                                                ? TSR_CONFIG_MODULES_ALL_LINEAR
+                                                : TSR_CONFIG_MODULES_ALL_LINEAR_PEFT};
         return true;
     }
     if (value->kind == TSR_YAML_SCALAR) {

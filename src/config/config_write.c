@@ -83,6 +83,9 @@ static void put_modules(tsr_text *out, const tsr_config_modules *modules)
     case TSR_CONFIG_MODULES_ALL_LINEAR:
         tsr_text_puts(out, "all-linear");
         return;
+    case TSR_CONFIG_MODULES_ALL_LINEAR_PEFT:
+        tsr_text_puts(out, "all-linear-peft");
+        return;
     case TSR_CONFIG_MODULES_LIST:
         put_strings(out, &modules->names);
         return;

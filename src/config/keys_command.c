@@ -53,7 +53,7 @@ bool tsr_keys_is_list(const char *name)
 {
     const tsr_key *key = find_key(name);
     if (!key)
-        return !strcmp(name, "lora_modules_to_save") || !strcmp(name, "lora_target_parameters");
+        return !strcmp(name, "lora_modules_to_save");
     return key->type == TSR_KEY_STRINGS || key->type == TSR_KEY_DATA ||
            key->type == TSR_KEY_MODULES || key->type == TSR_KEY_INTS ||
            key->type == TSR_KEY_TOKENS || key->flags & TSR_KEY_LIST_OF_ONE;

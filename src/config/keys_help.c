@@ -73,7 +73,7 @@ static const char *shape(const tsr_key *key)
                "(self_attn, mlp)";
     case TSR_KEY_MODULES:
         return key->flags & TSR_KEY_ALL_LINEAR
-                   ? "all-linear, a list of module names or a regular expression"
+                   ? "all-linear, all-linear-peft, a list of module names or a regular expression"
                    : "a list of module names or a regular expression";
     case TSR_KEY_INTS:
         return "a whole number or a list of them, each";

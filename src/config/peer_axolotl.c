@@ -171,6 +171,30 @@ static void convert_bnb(tsr_peers_work *work, const tsr_config_entry *entry)
         tsr_peers_refuse(work, entry, map, "expected a map");
 }
 
+/* The auxiliary loss of experts is all that these may change. */
+static void convert_model_config(tsr_peers_work *work, const tsr_config_entry *entry)
+{
+    const tsr_yaml_value *map = &entry->value,
+                         *asked = tsr_peers_member(map, "output_router_logits"),
+                         *weight = tsr_peers_member(map, "router_aux_loss_coef");
+    bool on = asked && tsr_peers_is_true(asked);
+    for (int i = 0; map->kind == TSR_YAML_MAP && i < map->count; i++)
+        if (strcmp(map->keys[i].text, "output_router_logits") != 0 &&
+            strcmp(map->keys[i].text, "router_aux_loss_coef") != 0)
+            tsr_peers_refuse(work, entry, &map->keys[i],
+                             "the checkpoint's config.json decides; expected output_router_logits "
+                             "or router_aux_loss_coef");
+    if (map->kind != TSR_YAML_MAP)
+        tsr_peers_refuse(work, entry, map, "expected a map");
+    else if (on && !weight)
+        tsr_peers_refuse(work, entry, asked,
+                         "write router_aux_loss_coef beside it, as config.json has it");
+    else if (on)
+        tsr_peers_give(work, entry, "router_aux_loss_coef", *weight);
+    else if (weight)
+        tsr_peers_remark(work, "router_aux_loss_coef has no effect without output_router_logits");
+}
+
 static void convert_min_lr(tsr_peers_work *work, const tsr_config_entry *entry)
 {
     const tsr_config_entry *type = tsr_peers_find(work, "lr_scheduler");
@@ -250,6 +274,10 @@ static const tsr_peer_converted converted[] = {
     {"activation_offloading", "activation_offloading", convert_offloading,
      "legacy, disk, hidden_states: true"},
     {"bnb_config_kwargs", "use_bnb_nested_quant", convert_bnb, "bnb_4bit_use_double_quant"},
+    {"model_config", "router_aux_loss_coef", convert_model_config,
+     "router_aux_loss_coef with `output_router_logits: true`; others are refused"},
+    {"overrides_of_model_config", "router_aux_loss_coef", convert_model_config,
+     "as `model_config`"},
     {"special_tokens", "special_tokens", convert_special_tokens,
      "eos_token: that key; pad_token: without effect"},
     {"dataset_prepared_path", "dataset_cache", tsr_peers_convert_cache, ""},
@@ -286,8 +314,6 @@ static const tsr_key_peer others[] = {
     {"fp8", "false null", "base_compute: fp8 is the nearest, on Hopper"},
     {"float16", "false null", "float16 needs loss scaling; use bf16: auto"},
     {"float32", "false null", "write bf16: false instead"},
-    {"model_config", "null {}", "the checkpoint's config.json decides"},
-    {"overrides_of_model_config", "null {}", "the checkpoint's config.json decides"},
     {"overrides_of_model_kwargs", "null {}", "the checkpoint's config.json decides"},
     {"rope_scaling", "null {}", "the checkpoint's config.json decides"},
     {"tokens", "null []", no_tokens},
@@ -325,9 +351,9 @@ static const tsr_key_peer others[] = {
     {"dataset_shard_num", "null", "split: train[:10%] of a data set takes a part"},
     {"model_quantization_config", "null", "the base is NF4 or as the checkpoint has it"},
     {"use_onebitllms", "false null", "the base is NF4 or as the checkpoint has it"},
-    {"use_scattermoe", "false null", "experts are not in this version"},
-    {"use_sonicmoe", "false null", "experts are not in this version"},
-    {"expert_parallel_*", "null 1", "experts are not in this version"},
+    {"use_scattermoe", NULL, NULL}, /* experts have kernels of their own */
+    {"use_sonicmoe", NULL, NULL},
+    {"expert_parallel_*", "null 1", sharded},
     {"diffusion", "null {}", "the loss is that of the next token"},
     {"llmcompressor", "null {}", "the base is NF4 or as the checkpoint has it"},
     {"context_parallel_size", "null 1", "each rank has rows of its own"},

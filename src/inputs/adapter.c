@@ -114,6 +114,7 @@ static bool same_modules(const tsr_config_modules *own, const tsr_peft_match *ot
 {
     switch (own->kind) {
     case TSR_CONFIG_MODULES_ALL_LINEAR:
+    case TSR_CONFIG_MODULES_ALL_LINEAR_PEFT:
         return all_linear;
     case TSR_CONFIG_MODULES_REGEX:
         return other->regex && !strcmp(own->names.items[0], other->regex);

@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "inputs/earlier.h"
+#include "inputs/experts.h"
 #include "inputs/kind.h"
 #include "inputs/sets.h"
 #include "io/missing.h"
@@ -220,6 +221,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(check_graphs(inputs));
     TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
     TSR_TRY(check_smoothing(inputs));
+    TSR_TRY(tsr_inputs_check_experts(config, &inputs->model));
     TSR_TRY(open_checkpoint(inputs, planned));
     TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));
     TSR_TRY(tsr_train_adapter_open(&inputs->adapter, config, train, inputs->modules,

@@ -2,6 +2,7 @@
 
 #include "base/auto.h"
 #include "base/hash.h"
+#include "io/fp8_blocks.h"
 #include "io/json.h"
 
 #include <errno.h>
@@ -24,6 +25,7 @@ struct tsr_checkpoint {
     const tsr_tensor **tensors; /* of all shards, sorted by name */
     uint64_t tensor_count, total_bytes;
     tsr_tensor *described; /* what `tensors` points to where there is no shard; owns its names */
+    tsr_tensor *views;     /* of weights in fp8, instead of these and their scales */
 };
 
 static bool exists(const char *directory, const char *name)
@@ -204,6 +206,65 @@ bool tsr_checkpoint_has_weights(const char *directory)
            exists(directory, "pytorch_model.bin.index.json");
 }
 
+/* The tensor whose name is that of `tensor` with the suffix of fp8's scales, or without it; NULL: there is none. */
+static const tsr_tensor *scales_of(const tsr_checkpoint *checkpoint, const tsr_tensor *tensor)
+{
+    TSR_AUTO_FREE char *name = NULL;
+    if (asprintf(&name, "%s%s", tensor->name, TSR_FP8_SCALE_SUFFIX) < 0)
+        return NULL;
+    return tsr_checkpoint_find(checkpoint, name);
+}
+
+static const tsr_tensor *scaled_by(const tsr_checkpoint *checkpoint, const tsr_tensor *tensor)
+{
+    static const char suffix[] = TSR_FP8_SCALE_SUFFIX;
+    size_t length = strlen(tensor->name), tail = sizeof suffix - 1;
+    if (length <= tail || strcmp(tensor->name + length - tail, suffix))
+        return NULL;
+    TSR_AUTO_FREE char *name = strndup(tensor->name, length - tail);
+    return name ? tsr_checkpoint_find(checkpoint, name) : NULL;
+}
+
+/* What a tensor becomes: a view, where it has scales; nothing, where it is scales. */
+static tsr_status view_one(const tsr_tensor **out, tsr_tensor *view, const tsr_checkpoint *c,
+                           const tsr_tensor *tensor)
+{
+    const tsr_tensor *codes = scaled_by(c, tensor);
+    const tsr_tensor *scales = tensor->dtype == TSR_F8_E4M3 ? scales_of(c, tensor) : NULL;
+    *out = codes ? NULL : scales ? view : tensor;
+    if (codes && codes->dtype != TSR_F8_E4M3)
+        return tsr_fail(TSR_EDATA,
+                        "%s: tensor '%s' scales '%s', which is %s, expected F8_E4M3: the two are "
+                        "not of one checkpoint",
+                        tsr_safetensors_path(tensor->file), tensor->name, codes->name,
+                        tsr_dtype_name(codes->dtype));
+    return scales ? tsr_fp8_view(view, tensor, scales) : TSR_OK;
+}
+
+/* Weights in fp8 become views; their scales are no tensors of their own. */
+static tsr_status view_fp8(tsr_checkpoint *c)
+{
+    uint64_t views = 0, kept = 0;
+    const tsr_tensor **tensors = calloc(c->tensor_count + 1, sizeof *tensors);
+    c->views = calloc(c->tensor_count + 1, sizeof *c->views);
+    tsr_status status = TSR_OK;
+    if (!tensors || !c->views)
+        status = tsr_fail(TSR_ENOMEM, "%s: no memory for its tensors", c->directory);
+    for (uint64_t i = 0; i < c->tensor_count && status == TSR_OK; i++) {
+        status = view_one(&tensors[kept], &c->views[views], c, c->tensors[i]);
+        views += tensors[kept] == &c->views[views];
+        kept += tensors[kept] != NULL;
+    }
+    if (status < 0) {
+        free(tensors);
+        return status;
+    }
+    free(c->tensors);
+    c->tensors = tensors;
+    c->tensor_count = kept;
+    return TSR_OK;
+}
+
 tsr_status tsr_checkpoint_open(tsr_checkpoint **out, const char *directory)
 {
     tsr_status status;
@@ -221,6 +282,8 @@ tsr_status tsr_checkpoint_open(tsr_checkpoint **out, const char *directory)
         status = no_weights(directory);
     if (status == TSR_OK)
         status = collect(checkpoint);
+    if (status == TSR_OK)
+        status = view_fp8(checkpoint);
     if (status < 0) {
         tsr_checkpoint_close(checkpoint);
         return status;
@@ -240,6 +303,7 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
     for (uint64_t i = 0; checkpoint->described && i < checkpoint->tensor_count; i++)
         free((char *)checkpoint->described[i].name);
     free(checkpoint->described);
+    free(checkpoint->views);
     free(checkpoint->shards);
     free(checkpoint->shard_names);
     free(checkpoint->tensors);

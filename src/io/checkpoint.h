@@ -8,6 +8,8 @@
  * names are absolute or leave the directory, a shard that is missing or lies, a tensor that the
  * index places in a shard that does not have it, a tensor in two shards.
  *
+ * Weights in e4m3 with a scale for each block are tensors in BF16 here (io/fp8_blocks.h).
+ *
  * Threads  Reads may run at the same time.
  */
 #ifndef TSR_IO_CHECKPOINT_H

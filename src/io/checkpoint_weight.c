@@ -3,6 +3,7 @@
 #include "io/checkpoint.h"
 
 #include "base/checked.h"
+#include "io/fp8_blocks.h"
 #include "io/json.h"
 
 #include <float.h>
@@ -254,6 +255,12 @@ static tsr_status describe_plain(tsr_weight *out, const tsr_checkpoint *checkpoi
     if (find_part(checkpoint, weight->name, TSR_WEIGHT_ABSMAX))
         return tsr_fail(TSR_EDATA, "%s: tensor '%s' has '%s.absmax', but '%s%s' is missing", path,
                         weight->name, weight->name, weight->name, TSR_WEIGHT_STATE);
+    if (weight->dtype == TSR_F8_E4M3)
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: tensor '%s' is F8_E4M3, but '%s%s', the scales of its blocks of %d x %d, "
+            "is missing in the checkpoint",
+            path, weight->name, weight->name, TSR_FP8_SCALE_SUFFIX, TSR_FP8_BLOCK, TSR_FP8_BLOCK);
     if (weight->dtype != TSR_F32 && weight->dtype != TSR_BF16 && weight->dtype != TSR_F16)
         return tsr_fail(TSR_EDATA,
                         "%s: tensor '%s' is %s, expected F32, BF16, F16 or bitsandbytes' nf4 with "

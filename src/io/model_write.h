@@ -28,6 +28,7 @@ typedef struct {
     tsr_dtype dtype; /* config.json's: F32, BF16 or F16 */
     bool untied;     /* embedding and head are not one, whatever the source's config.json says */
     bool nf4;        /* quantization_config: bitsandbytes' nf4; false: none */
+    bool mxfp4;      /* or the source's: tensors in MXFP4 are copied */
     bool double_quant;
     tsr_dtype compute_dtype; /* of quantization_config */
     /* What is not in 4 bits beside the head, as modules; NULL or up to a NULL. */

@@ -68,8 +68,10 @@ tsr_status tsr_model_config_format(char **out, const tsr_model_output *output)
         failed |= json_object_set_new(root, "tie_word_embeddings", json_false());
     if (output->untied && json_object_get(text, "tie_word_embeddings"))
         failed |= json_object_set_new(text, "tie_word_embeddings", json_false());
-    json_object_del(text, "quantization_config");
-    json_object_del(root, "quantization_config");
+    if (!output->mxfp4) {
+        json_object_del(text, "quantization_config");
+        json_object_del(root, "quantization_config");
+    }
     if (output->nf4)
         failed |= json_object_set_new(root, "quantization_config", quantization(output)) != 0;
     status = failed ? tsr_fail(TSR_ENOMEM, "no memory for a config.json")

@@ -1,5 +1,7 @@
 #include "io/safetensors.h"
 
+#include "io/fp8_blocks.h"
+
 #include "base/auto.h"
 #include "base/checked.h"
 #include "base/hash.h"
@@ -404,6 +406,8 @@ tsr_status tsr_safetensors_read(void *dst, const tsr_tensor *tensor, uint64_t by
         return tsr_fail(TSR_EINVAL,
                         "%s: tensor '%s' has %" PRIu64 " bytes, asked for %" PRIu64 " at %" PRIu64,
                         file->path, tensor->name, tensor->bytes, bytes, byte_offset);
+    if (tensor->codes)
+        return tsr_fp8_view_read(dst, tensor, byte_offset, bytes);
     TSR_TRY(read_at(file, dst, tensor->file_offset + byte_offset, bytes));
     atomic_fetch_add_explicit(&file->bytes_read, bytes, memory_order_relaxed);
     return TSR_OK;
@@ -470,6 +474,11 @@ static int sample_parts(uint64_t begin[3], uint64_t *bytes, const tsr_tensor *te
 void tsr_safetensors_sample_ahead(const tsr_tensor *tensor)
 {
     uint64_t begin[3], bytes;
+    if (tensor->codes) {
+        tsr_safetensors_sample_ahead(tensor->codes);
+        tsr_safetensors_sample_ahead(tensor->scales);
+        return;
+    }
     int count = sample_parts(begin, &bytes, tensor);
     for (int i = 0; i < count && bytes > 0; i++) /* advice: where it fails, reading takes longer */
         posix_fadvise(tensor->file->fd, (off_t)(tensor->file_offset + begin[i]), (off_t)bytes,
@@ -480,6 +489,10 @@ tsr_status tsr_safetensors_sample(uint64_t *hash, const tsr_tensor *tensor)
 {
     char part[3 * TSR_TENSOR_SAMPLE_BYTES];
     uint64_t begin[3], bytes;
+    if (tensor->codes) {
+        TSR_TRY(tsr_safetensors_sample(hash, tensor->codes));
+        return tsr_safetensors_sample(hash, tensor->scales);
+    }
     int count = sample_parts(begin, &bytes, tensor);
     *hash = tsr_hash(*hash, &tensor->bytes, sizeof tensor->bytes);
     for (int i = 0; i < count; i++) {

@@ -23,7 +23,7 @@
 typedef struct tsr_safetensors tsr_safetensors;
 
 /* A tensor of an open file; borrowed from it. */
-typedef struct {
+typedef struct tsr_tensor {
     const char *name;
     tsr_dtype dtype;
     int ndim; /* 0: one element */
@@ -32,6 +32,8 @@ typedef struct {
     uint64_t bytes;
     uint64_t file_offset; /* of its first byte, in the file */
     tsr_safetensors *file;
+    /* Of a view (io/fp8_blocks.h), whose values are made as they are read: what it is made of. NULL: no view. */
+    const struct tsr_tensor *codes, *scales;
 } tsr_tensor;
 
 /* On success *out is the caller's, to be closed; on failure untouched. A path that does not exist

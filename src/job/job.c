@@ -544,6 +544,7 @@ void tsr_job_destroy(tsr_job *job)
     free(job->spans);
     free(job->chunk_spans);
     free(job->files);
+    free(job->word);
     tsr_snapshot_close(job->resume);
     tsr_text_free(&job->matmuls);
     tsr_arena_destroy(job->device_arena);

@@ -32,14 +32,15 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a signal handler sets one");
 typedef struct {
     int64_t loss, gradient_overflow;
     int32_t loss_overflow;
-    int64_t correct, entropy;
+    int64_t correct, entropy, aux, dropped;
     int64_t seen[2]; /* what loss_overflow and gradient_overflow were in the last step */
     tsr_adamw_control control;
 } tsr_run_sums;
 
-_Static_assert(TSR_WORD_ENTROPY == TSR_WORD_CORRECT + 1 &&
-                   offsetof(tsr_run_sums, entropy) ==
-                       offsetof(tsr_run_sums, correct) + sizeof(int64_t),
+_Static_assert(TSR_WORD_DROPPED == TSR_WORD_CORRECT + TSR_REPORTED_SUMS - 1 &&
+                   offsetof(tsr_run_sums, dropped) ==
+                       offsetof(tsr_run_sums, correct) +
+                           (TSR_REPORTED_SUMS - 1) * sizeof(int64_t),
                "what is reported beside the loss is summed as one array");
 _Static_assert(sizeof(tsr_run_sums) <= TSR_RUN_SUMS_BYTES, "the plan has room for the sums");
 
@@ -86,6 +87,7 @@ struct tsr_job {
     tsr_arena *device_arena, *host_arena;
     tsr_run_buffers buffers;
     tsr_run_sums *sums;
+    int64_t *word; /* [tsr_store_words]: the control word that was read last */
     char *embedding, *layer_rows; /* tables that the ranks of a node share */
     float *factors; /* PiSSA's first A and B (model/factors.h), shared likewise; NULL: none */
     tsr_model *model;
@@ -198,9 +200,9 @@ extern const char *const tsr_job_tokenizer_files[TSR_JOB_TOKENIZER_FILES];
 tsr_status tsr_job_tokenizer_clear(const tsr_folder *folder);
 tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job);
 
-/* Stages one micro-batch of a step, and issues the one that was staged first (step.c).
- * label_tokens: of the whole step. */
-tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
+/* Stages one micro-batch of a step, and issues the one that was staged first (step.c). */
+tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
+                               const tsr_batch_step_info *info,
                                bool train);
 tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
 

@@ -219,10 +219,15 @@ tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step)
                               {"train/mean_token_accuracy", step->mean_token_accuracy},
                               {"train/entropy", step->entropy},
                               {"train/tokens_per_s", step->tokens_per_s}};
+    const scalar experts[] = {{"train/expert_load_over_mean", step->expert_load_over_mean},
+                              {"train/expert_empty_share", step->expert_empty_share},
+                              {"train/aux_loss", step->aux_loss}};
+    int expert_count = !step->has_experts ? 0 : isnan(step->aux_loss) ? 2 : 3;
     if (!job->metrics)
         return TSR_OK;
     TSR_TRY(tsr_metrics_write_step(job->metrics, step));
-    return write_events(job, step->step, scalars, sizeof scalars / sizeof *scalars);
+    TSR_TRY(write_events(job, step->step, scalars, sizeof scalars / sizeof *scalars));
+    return write_events(job, step->step, experts, expert_count);
 }
 
 /* The loss first: a run that goes on before it cuts off what follows. */

@@ -37,8 +37,9 @@ static tsr_status take_memory(tsr_job *job)
     TSR_TRY(tsr_taker_finish(&taker));
     job->sums = job->buffers.sums;
     job->files = calloc((size_t)job->view.ranks + 4, sizeof *job->files);
-    if (!job->files)
-        return tsr_fail(TSR_ENOMEM, "out of memory for the list of a checkpoint's files");
+    job->word = calloc(tsr_store_words(&job->decision.store), sizeof *job->word);
+    if (!job->files || !job->word)
+        return tsr_fail(TSR_ENOMEM, "out of memory for what a job keeps on the host");
     if (job->inputs.batch)
         TSR_TRY(tsr_micro_batch_create(&job->micro, tsr_batch_run_of(job->inputs.batch)));
     if (job->inputs.eval_batch)
@@ -235,14 +236,13 @@ static tsr_status take_all_norms(tsr_job *job)
  * computes them where the weights are gathered, and each owner takes its range. */
 static tsr_status fresh_magnitudes(tsr_job *job)
 {
-    int64_t word[TSR_WORD_COUNT];
     TSR_TRY(tsr_job_agree(job, check_zero_b(job)));
     tsr_model_set_fresh(job->model, true);
     TSR_TRY(tsr_model_stage(job->model, &(tsr_model_batch){0}));
     TSR_TRY(tsr_executor_micro_batch(job->executor, false, true));
     TSR_TRY(tsr_model_release(job->model));
     TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
-    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
     TSR_TRY(tsr_streams_synchronize(&job->streams));
     tsr_model_set_fresh(job->model, false);
     TSR_TRY(tsr_job_agree(job, take_all_norms(job)));
@@ -439,8 +439,12 @@ static tsr_status start(tsr_job *job)
     TSR_TRY(tsr_store_share(&d->store, job->world, job->control));
     TSR_TRY(share_tables(&tables, job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
-    tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow, &job->sums->correct,
-                           &job->sums->entropy};
+    tsr_model_sums sums = {.loss = &job->sums->loss,
+                           .loss_overflow = &job->sums->loss_overflow,
+                           .correct = &job->sums->correct,
+                           .entropy = &job->sums->entropy,
+                           .aux = &job->sums->aux,
+                           .dropped = &job->sums->dropped};
     TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
                                                stream[TSR_STREAM_H2D], &tables, sums)));
     TSR_TRY(tsr_job_choose_matmuls(job));

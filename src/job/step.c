@@ -25,9 +25,22 @@ static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view
                              gradient);
 }
 
+/* What experts had to do in the step, behind the word. */
+static tsr_status take_loads(tsr_job *job, int64_t *word)
+{
+    tsr_stream *stream = job->streams.stream[TSR_STREAM_OPTIM];
+    int64_t *loads = tsr_model_loads(job->model);
+    uint64_t bytes = job->decision.plan->options.more_words * sizeof *loads;
+    if (!bytes)
+        return TSR_OK;
+    TSR_TRY(tsr_stream_copy(stream, word + TSR_WORD_COUNT, loads, bytes));
+    return tsr_stream_fill(stream, loads, 0, bytes);
+}
+
 static tsr_status on_tally(void *user, int64_t *word)
 {
     tsr_job *job = user;
+    TSR_TRY(take_loads(job, word));
     return job->decision.model.kernels->step_sums(
         job->streams.stream[TSR_STREAM_OPTIM],
         &(tsr_step_sums_args){.loss = &job->sums->loss,
@@ -103,9 +116,10 @@ static double noise_of(const tsr_job *job, const tsr_micro_batch *micro)
     return longest ? config->neftune_noise_alpha / sqrt((double)longest * columns) : 0;
 }
 
-tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
-                               bool train)
+tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
+                               const tsr_batch_step_info *info, bool train)
 {
+    double coefficient = train ? job->inputs.config.router_aux_loss_coef : 0;
     tsr_model_batch batch = {.tokens = micro->token_count,
                              .documents = micro->document_count,
                              .label_rows = micro->label_count,
@@ -117,7 +131,8 @@ tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, doubl
                              .sample = micro->sample,
                              .first_position = micro->first_position,
                              .epoch = (uint64_t)micro->epoch,
-                             .label_tokens = label_tokens,
+                             .label_tokens = (double)info->label_tokens,
+                             .aux_weight = coefficient / (double)info->micro_count,
                              .noise = train ? noise_of(job, micro) : 0,
                              .train = train};
     job->staged_empty = micro->token_count == 0;
@@ -145,7 +160,7 @@ static tsr_status stage_round(tsr_job *job, const rounds *r, int64_t step, int64
                      (int)round);
     TSR_TRY(tsr_batch_step(r->batch, step, &info));
     TSR_TRY(tsr_batch_fill(r->micro, r->batch, step, round * job->view.ranks + job->view.rank));
-    return tsr_job_stage_micro(job, r->micro, (double)info.label_tokens, r->train);
+    return tsr_job_stage_micro(job, r->micro, &info, r->train);
 }
 
 /* Rounds [first, end) of a step's `count`. While the device computes one, the host stages the next: its embedding rows
@@ -273,6 +288,41 @@ static void take_reported(double *accuracy, double *entropy, const int64_t *word
     *entropy = discards ? NAN : tsr_word_entropy(word) / (double)label_tokens;
 }
 
+/* The largest load of a layer over its mean, and the experts of it without a token. */
+static double imbalance_of(int64_t *empty, const int64_t *load, uint64_t experts)
+{
+    int64_t most = 0, total = 0;
+    for (uint64_t e = 0; e < experts; e++) {
+        most = load[e] > most ? load[e] : most;
+        total += load[e];
+        *empty += load[e] == 0;
+    }
+    return total ? (double)most * (double)experts / (double)total : 0;
+}
+
+/* What experts did in the step, whose words are behind the others. */
+static void take_experts(tsr_job_report *report, const tsr_job *job,
+                         const tsr_batch_step_info *info)
+{
+    const int64_t *word = job->word, *load = word + TSR_WORD_COUNT;
+    uint64_t count = job->decision.plan->options.more_words, experts;
+    int64_t empty = 0;
+    if (!count)
+        return;
+    experts = job->inputs.layout.config.experts.count;
+    report->has_experts = 1;
+    for (uint64_t i = 0; i < count; i += experts)
+        report->expert_load_over_mean =
+            fmax(report->expert_load_over_mean, imbalance_of(&empty, load + i, experts));
+    report->expert_empty_share = (double)empty / (double)count;
+    report->expert_dropped = word[TSR_WORD_DROPPED];
+    report->aux_loss = job->inputs.config.router_aux_loss_coef > 0
+                           ? tsr_word_aux(word) / (double)info->micro_count
+                           : NAN;
+    if (report->skipped)
+        report->expert_load_over_mean = report->expert_empty_share = report->aux_loss = NAN;
+}
+
 static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
                             tsr_job_report *report)
 {
@@ -296,6 +346,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
         .skipped = discards,
     };
     take_reported(&report->mean_token_accuracy, &report->entropy, word, info->label_tokens);
+    take_experts(report, job, info);
     report->tokens_per_s = (double)info->input_tokens / report->step_s;
     job->word_time = now;
     job->exposed_before = exposed;
@@ -326,7 +377,6 @@ static tsr_status end_step(tsr_job *job, bool last)
 static tsr_status run_step(tsr_job *job, tsr_job_report *report)
 {
     tsr_batch_step_info info;
-    int64_t word[TSR_WORD_COUNT];
     double before = tsr_now();
     TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
     job->adamw.learning_rate = job->inputs.config.learning_rate *
@@ -343,9 +393,9 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
         TSR_TRY(stage_round(job, &r, job->issued, 0));
         job->staged_ahead = true;
     }
-    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
     tsr_job_report own;
-    TSR_TRY(take_word(job, &info, word, &own));
+    TSR_TRY(take_word(job, &info, job->word, &own));
     TSR_TRY(tsr_job_record_step(job, &own));
     TSR_TRY(end_step(job, own.last));
     tsr_sized_fill(&tsr_sized_report, report, &own);
@@ -387,15 +437,14 @@ static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, in
     bool stops = job->train && !job->stopped && job->done > job->resumed;
     *stopped = false;
     for (int64_t first = 0; first < count && !*stopped; first += ROUNDS_AT_ONCE) {
-        int64_t word[TSR_WORD_COUNT];
         int64_t end = count - first < ROUNDS_AT_ONCE ? count : first + ROUNDS_AT_ONCE;
         TSR_TRY(issue_rounds(job, &r, 0, first, end, count));
         const tsr_host_flags flags = stops ? host_flags(job) : (tsr_host_flags){0};
         TSR_TRY(tsr_executor_eval_end(job->executor, &flags));
-        TSR_TRY(tsr_executor_wait_word(job->executor, word));
+        TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
         for (int i = 0; i < TSR_WORD_SPARE; i++)
-            sum[i] += word[i];
-        *stopped = end < count && asks_to_stop(word);
+            sum[i] += job->word[i];
+        *stopped = end < count && asks_to_stop(job->word);
     }
     return TSR_OK;
 }

@@ -114,7 +114,7 @@ typedef struct {
 tsr_status tsr_grad_norm_check(const tsr_grad_norm_args *args);
 tsr_status tsr_grad_norm_ref(const tsr_grad_norm_args *args, tsr_pool *pool);
 
-#define TSR_REPORTED_SUMS 2 /* of what is reported of a step beside its loss */
+#define TSR_REPORTED_SUMS 4 /* of what is reported of a step beside its loss */
 
 /* The op: what the micro-batches of a step left, added to the words that all ranks will sum, and
  * cleared. */

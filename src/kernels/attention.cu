@@ -4,6 +4,10 @@
  *
  * The lists are made before every call: a few kilobytes from cu_seqlens. The same launch clears the
  * tokens of no document, which cuDNN never writes.
+ *
+ * cuDNN knows no sinks. They are put into what its forward wrote: with l its lse, o shrinks by
+ * 1 / (1 + exp(sink - l)) and exp(sink) is added under the logarithm: 4 bytes an element of o more. Its
+ * backward makes the weights from lse and <do, o> from o, and so needs nothing else.
  */
 #include "kernels/cuda.cuh"
 
@@ -62,7 +66,49 @@ tsr_status tsr_sdpa_lists_cuda(tsr_stream *stream, const tsr_sdpa_lists *lists)
     return tsr_launched("attention");
 }
 
+#define ROW_LANES 16 /* of a token and head: 8 columns each, up to 128 */
+
+/* A row of o and its lse, [tokens, Hq], take their sink in. */
+static __global__ void __launch_bounds__(THREADS) add_sinks(const tsr_attention_args a)
+{
+    tsr_kernel_begin();
+    const tsr_attention_shape *s = &a.shape;
+    int64_t row = (int64_t)blockIdx.x * (THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
+    int lane = (int)threadIdx.x % ROW_LANES, head = (int)(row % s->q_heads);
+    int64_t used = s->documents ? s->cu_seqlens[s->documents] : 0;
+    bool in_document = row < used * s->q_heads;
+    float lse = in_document ? a.lse[row] : 0;
+    float sink = tsr_load(s->sinks.data, head, s->sinks.dtype), factor = 1 / (1 + expf(sink - lse));
+    __syncwarp(); /* lse is overwritten */
+    if (!in_document || lane * TSR_VECTOR >= s->head_dim)
+        return;
+    int64_t at = row * s->head_dim + lane * TSR_VECTOR;
+    float o[TSR_VECTOR];
+    tsr_load8(o, a.o, at, TSR_BF16);
+#pragma unroll
+    for (int i = 0; i < TSR_VECTOR; i++)
+        o[i] *= factor;
+    tsr_store8(a.o, at, o, TSR_BF16);
+    if (lane == 0)
+        a.lse[row] = fmaxf(lse, sink) + log1pf(expf(-fabsf(lse - sink)));
+}
+
+static tsr_status take_sinks_in(tsr_stream *stream, const tsr_attention_args *args)
+{
+    int64_t rows = args->shape.tokens * args->shape.q_heads;
+    if (!args->shape.sinks.data || rows == 0)
+        return TSR_OK;
+    TSR_LAUNCH(add_sinks, tsr_blocks(rows, THREADS / ROW_LANES), THREADS, stream, *args);
+    return tsr_launched("attention");
+}
+
 #else
+
+static tsr_status take_sinks_in(tsr_stream *stream, const tsr_attention_args *args)
+{
+    (void)stream, (void)args;
+    return TSR_OK;
+}
 
 /* ---- a build without cuDNN: nothing is open, nothing is planned ---- */
 
@@ -153,7 +199,10 @@ tsr_status tsr_attention_cuda(tsr_stream *stream, const tsr_attention_args *args
     TSR_TRY(tsr_attention_check(args));
     const tsr_sdpa *sdpa = sdpa_of(stream);
     const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &args->shape);
-    return plans ? tsr_sdpa_forward(sdpa, plans, stream, args) : tsr_attention_own(stream, args);
+    if (!plans)
+        return tsr_attention_own(stream, args);
+    TSR_TRY(tsr_sdpa_forward(sdpa, plans, stream, args));
+    return take_sinks_in(stream, args);
 }
 
 tsr_status tsr_attention_backward_cuda(tsr_stream *stream, const tsr_attention_backward_args *args)

@@ -8,9 +8,14 @@
  * up to `tokens` are padding: o, lse and all gradients are 0 there.
  *
  * lse is the natural logarithm of the sum of exp of the scaled scores. dk and dv are summed over
- * the query heads of a group in the order of heads.
+ * the query heads of a group in the order of heads. Heads of v, and so of o, may have another size Dv than
+ * those of q and k (latent attention).
  *
- * Cost     forward 4 D FLOPs for each visible pair and query head, backward 10 D; q, k, v, o once.
+ * A sink is one more score of every query of its head, neither scaled nor capped nor hidden, whose
+ * value is 0: a query's weights then sum to less than 1 (gpt-oss; Xiao et al. 2023). lse contains it,
+ * which is all that the backward needs of it. Sinks are frozen.
+ *
+ * Cost     forward 2 (D + Dv) FLOPs for each visible pair and query head, backward 6 D + 4 Dv; q, k, v, o once.
  */
 #ifndef TSR_KERNELS_ATTENTION_H
 #define TSR_KERNELS_ATTENTION_H
@@ -24,18 +29,21 @@ typedef struct {
     uint64_t workspace_bytes;
     int64_t tokens;
     int32_t documents, q_heads, kv_heads, head_dim;
-    int32_t window; /* 0: none */
-    float scale;    /* of the scores; 0: 1 / sqrt(D) */
+    int32_t v_dim;    /* Dv; 0: head_dim */
+    int32_t window;   /* 0: none */
+    float scale;      /* of the scores; 0: 1 / sqrt(D) */
+    tsr_frozen sinks; /* [Hq], optional; told both directions alike */
     float
         softcap; /* c: scaled scores become c tanh(score / c) before the mask (Gemma 2); 0: they stay */
     tsr_dtype dtype;
 } tsr_attention_shape;
 
 typedef struct {
-    const void *q;     /* [tokens, Hq, D] */
-    const void *k, *v; /* [tokens, Hkv, D] */
-    void *o;           /* [tokens, Hq, D] */
-    float *lse;        /* [Hq, tokens] */
+    const void *q; /* [tokens, Hq, D] */
+    const void *k; /* [tokens, Hkv, D] */
+    const void *v; /* [tokens, Hkv, Dv] */
+    void *o;       /* [tokens, Hq, Dv] */
+    float *lse;    /* [Hq, tokens] */
     tsr_attention_shape shape;
 } tsr_attention_args;
 
@@ -50,6 +58,7 @@ typedef struct {
 typedef struct {
     int64_t tokens, documents, longest; /* longest: tokens of one document */
     int32_t q_heads, kv_heads, head_dim;
+    int32_t v_dim; /* 0: head_dim */
     float softcap;
     tsr_dtype dtype;
     bool train;
@@ -59,6 +68,12 @@ typedef struct {
      * same kernel, and the same bits, but for documents that fit in no other way (attention_cudnn.h). */
     int wider;
 } tsr_attention_bounds;
+
+/* Columns of a head of v and o. */
+static inline int32_t tsr_attention_v_dim(int32_t v_dim, int32_t head_dim)
+{
+    return v_dim ? v_dim : head_dim;
+}
 
 /* What scores are multiplied by. */
 float tsr_attention_scale(const tsr_attention_shape *shape);

@@ -91,7 +91,8 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
 {
     const tsr_attention_bounds *b = bounds;
     bool fits = b->dtype == TSR_BF16 && b->softcap == 0 &&
-                (b->head_dim == 64 || b->head_dim == 96 || b->head_dim == 128) && b->tokens > 0 &&
+                (b->head_dim == 64 || b->head_dim == 96 || b->head_dim == 128) &&
+                tsr_attention_v_dim(b->v_dim, b->head_dim) == b->head_dim && b->tokens > 0 &&
                 b->documents > 0 && b->longest > 0 &&
                 b->documents <= INT32_MAX / (2 * TSR_SDPA_LISTS) && b->longest < INT32_MAX / 2 &&
                 b->tokens <= INT32_MAX / ((int64_t)b->q_heads * b->head_dim); /* offsets */
@@ -198,8 +199,8 @@ static bool same_bounds(const tsr_attention_bounds *a, const tsr_attention_bound
 {
     return a->tokens == b->tokens && a->documents == b->documents && a->longest == b->longest &&
            a->q_heads == b->q_heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
-           a->dtype == b->dtype && a->train == b->train && a->atomics == b->atomics &&
-           a->wider == b->wider;
+           a->v_dim == b->v_dim && a->dtype == b->dtype && a->train == b->train &&
+           a->atomics == b->atomics && a->wider == b->wider;
 }
 
 tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds, uint64_t cap)
@@ -248,8 +249,8 @@ const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_sh
         const tsr_sdpa_plans *plans = &sdpa->plans[i];
         const tsr_attention_bounds *b = &plans->bounds;
         if (s->softcap > 0 || b->softcap > 0 || b->dtype != s->dtype || b->q_heads != s->q_heads ||
-            b->kv_heads != s->kv_heads || b->head_dim != s->head_dim || s->tokens > b->tokens ||
-            s->documents > b->documents)
+            b->kv_heads != s->kv_heads || b->head_dim != s->head_dim || b->v_dim != s->v_dim ||
+            s->tokens > b->tokens || s->documents > b->documents)
             continue;
         bool narrow = s->window && s->window < b->longest;
         return plans->forward && !narrow ? plans : NULL;

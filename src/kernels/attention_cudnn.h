@@ -5,7 +5,8 @@
  *     own      attention_own.cu: any dtype, head_dim up to 512, window; attention_mma.cu: its BF16 on
  *              tensor cores; lse as attention.h says
  *     cuDNN    attention_cudnn.c: a call within bounds that tsr_sdpa_prepare got and cuDNN planned;
- *              lse is then [tokens, Hq], which the backward alone reads back
+ *              lse is then [tokens, Hq], which the backward alone reads back; sinks are put in after
+ *              its forward (attention.cu)
  *
  * Both directions of a call have the same shape, and so choose alike.
  */

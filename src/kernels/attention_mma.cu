@@ -1,7 +1,7 @@
 /*
  * attention_mma.cu: contract attention.h, reference attention_ref.c: the own kernel's BF16 on tensor
- * cores (mma.sync), for cards, windows and batches that cuDNN does not take. head_dim up to 128, a
- * multiple of 8; scores are scaled by more than 0.
+ * cores (mma.sync), for cards, windows and batches that cuDNN does not take. Heads up to 128, of q and
+ * k up to 192 where those of v are not wider than 128; multiples of 8; scores are scaled by more than 0.
  *
  * As in attention_own.cu a tile of rows is cut from the tokens and each row knows what it sees. A
  * block is 4 warps of 16 rows; scores, weights and sums stay in registers, whose fragments as a product
@@ -12,7 +12,8 @@
  *     dk, dv       64 keys of one key head, over the heads of its group in order, 32 queries at a time
  *
  * Weights and score gradients are rounded to bf16 before they are multiplied; all sums are fp32. No
- * atomics, the same bits on every run. 4 D FLOPs a visible pair and head forward, 14 D backward.
+ * atomics, the same bits on every run. 2 (D + Dv) FLOPs a visible pair and head forward, 8 D + 6 Dv
+ * backward.
  */
 #include "kernels/attention_own.cuh"
 #include "kernels/mma.cuh"
@@ -20,10 +21,10 @@
 #define ROWS    64 /* of a block */
 #define WARPS   4
 #define THREADS (WARPS * TSR_WARP)
-#define KEYS    64 /* of a tile, forward */
-#define INNER   32 /* keys or queries of a tile, backward */
-#define WIDEST  128
-#define PAD     8 /* elements after a row: 8 rows read at once lie in different banks */
+#define KEYS    64  /* of a tile, forward */
+#define INNER   32  /* keys or queries of a tile, backward */
+#define WIDEST  192 /* columns of a head */
+#define PAD     8   /* elements after a row: 8 rows read at once lie in different banks */
 #define LOG2_E  1.4426950408889634f
 #define LN_2    0.6931471805599453f
 
@@ -191,23 +192,25 @@ static __device__ __forceinline__ void softmax_row(float (*score)[4], float (*su
         sum[x][2 * half] *= shrink, sum[x][2 * half + 1] *= shrink;
 }
 
+/* width, v_width: columns that heads of q and k, and of v and o, have in shared memory. */
 static __device__ __forceinline__ void forward_body(const attention_call *c, const rows *q,
-                                                    const rows *k, const rows *v, void *o,
-                                                    float *lse, const int width)
+                                                    const rows *k, const rows *v, const rows *o,
+                                                    float *lse, const int width, const int v_width)
 {
     extern __shared__ __align__(16) char memory[];
     bf16 *q_tile = (bf16 *)memory, *k_tile = q_tile + ROWS * (width + PAD);
     bf16 *v_tile = k_tile + KEYS * (width + PAD);
     int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS; /* the longest rows first */
     int end = min(first + ROWS, used_tokens(c)), own = (int)threadIdx.x / TSR_WARP * 16;
-    float sum[WIDEST / 8][4] = {}, factor[2];
+    float sum[WIDEST / 8][4] = {}, factor[2], sink = sink_of(c, (int)blockIdx.y);
     query_state state[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = first + own + (int)threadIdx.x % TSR_WARP / 4 + 8 * half;
         state[half].row = row;
         state[half].low = row < end ? first_key(c, row) : c->tokens;
-        state[half].most = -INFINITY, state[half].total = 0;
+        state[half].most = sink * LOG2_E; /* counted by one thread of the four that share a row */
+        state[half].total = threadIdx.x % 4 == 0 ? sink_total(sink) : 0;
     }
     int key = first < end ? first_key(c, first) : end;
     /* From here on, up to its first row, every row of this warp sees every key. */
@@ -220,21 +223,21 @@ static __device__ __forceinline__ void forward_body(const attention_call *c, con
         bool seen = key <= first + own + 15; /* by some row of this warp */
         tsr_copy_wait();
         __syncthreads();
-        load_tile(v_tile, width, v, key, KEYS, end);
+        load_tile(v_tile, v_width, v, key, KEYS, end);
         tsr_copy_commit();
         if (seen) {
             multiply(score, q_tile, own, k_tile, KEYS, width);
             if (key < whole || key + KEYS > first + own + 1)
                 hide(score, state, key);
-            softmax_row(score, sum, &state[0], 0, c->scale * LOG2_E, width);
-            softmax_row(score, sum, &state[1], 1, c->scale * LOG2_E, width);
+            softmax_row(score, sum, &state[0], 0, c->scale * LOG2_E, v_width);
+            softmax_row(score, sum, &state[1], 1, c->scale * LOG2_E, v_width);
         }
         tsr_copy_wait();
         __syncthreads();
         load_tile(k_tile, width, k, key + KEYS, KEYS, end);
         tsr_copy_commit();
         if (seen)
-            accumulate(sum, score, v_tile, KEYS, width);
+            accumulate(sum, score, v_tile, KEYS, v_width);
     }
     tsr_copy_wait();
 #pragma unroll
@@ -246,7 +249,7 @@ static __device__ __forceinline__ void forward_body(const attention_call *c, con
             lse[(int64_t)blockIdx.y * c->tokens + s->row] =
                 s->row < end ? s->most * LN_2 + logf(total) : 0;
     }
-    store_rows(o, q, sum, width, state[0].row, c->tokens, factor);
+    store_rows((void *)o->data, o, sum, v_width, state[0].row, c->tokens, factor);
 }
 
 /* ---- dq ---- */
@@ -261,12 +264,12 @@ static __device__ __forceinline__ float score_gradient(float score, float gradie
 static __device__ __forceinline__ void dq_body(const attention_call *c, const rows *q,
                                                const rows *d_o, const rows *k, const rows *v,
                                                const attention_inputs *in, void *dq,
-                                               const int width)
+                                               const int width, const int v_width)
 {
     extern __shared__ __align__(16) char memory[];
-    const int tile = INNER * (width + PAD);
+    const int tile = INNER * (width + PAD), pair = tile + INNER * (v_width + PAD);
     bf16 *q_tile = (bf16 *)memory, *d_o_tile = q_tile + ROWS * (width + PAD);
-    bf16 *stage = d_o_tile + ROWS * (width + PAD); /* two of keys and values */
+    bf16 *stage = d_o_tile + ROWS * (v_width + PAD); /* two of keys and values */
     int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
     int end = min(first + ROWS, used_tokens(c)), own = (int)threadIdx.x / TSR_WARP * 16;
     int row[2], low[2], t = threadIdx.x % 4;
@@ -281,21 +284,21 @@ static __device__ __forceinline__ void dq_body(const attention_call *c, const ro
     }
     int key = first < end ? first_key(c, first) : end, turn = 0;
     load_tile(q_tile, width, q, first, ROWS, end);
-    load_tile(d_o_tile, width, d_o, first, ROWS, end);
+    load_tile(d_o_tile, v_width, d_o, first, ROWS, end);
     load_tile(stage, width, k, key, INNER, end);
-    load_tile(stage + tile, width, v, key, INNER, end);
+    load_tile(stage + tile, v_width, v, key, INNER, end);
     tsr_copy_commit();
     for (; key < end; key += INNER, turn ^= 1) {
-        bf16 *k_tile = stage + turn * 2 * tile, *next = stage + (turn ^ 1) * 2 * tile;
+        bf16 *k_tile = stage + turn * pair, *next = stage + (turn ^ 1) * pair;
         load_tile(next, width, k, key + INNER, INNER, end);
-        load_tile(next + tile, width, v, key + INNER, INNER, end);
+        load_tile(next + tile, v_width, v, key + INNER, INNER, end);
         tsr_copy_commit();
         tsr_copy_wait_but_one();
         __syncthreads();
         if (key <= first + own + 15) {
             float score[INNER / 8][4] = {}, gradient[INNER / 8][4] = {};
             multiply(score, q_tile, own, k_tile, INNER, width);
-            multiply(gradient, d_o_tile, own, k_tile + tile, INNER, width);
+            multiply(gradient, d_o_tile, own, k_tile + tile, INNER, v_width);
 #pragma unroll
             for (int n = 0; n < INNER / 8; n++)
 #pragma unroll
@@ -317,14 +320,14 @@ static __device__ __forceinline__ void dq_body(const attention_call *c, const ro
 
 /* One tile of queries of one head, with their lse and delta. */
 static __device__ __forceinline__ void load_queries(bf16 *stage, float *stats, const int width,
-                                                    const attention_call *c,
+                                                    const int v_width, const attention_call *c,
                                                     const attention_inputs *in, int head, int query,
                                                     int end)
 {
     rows q = rows_of(in->q, head, c->q_heads, c->dim);
-    rows d_o = rows_of(in->d_o, head, c->q_heads, c->dim);
+    rows d_o = rows_of(in->d_o, head, c->q_heads, c->v_dim);
     load_tile(stage, width, &q, query, INNER, end);
-    load_tile(stage + INNER * (width + PAD), width, &d_o, query, INNER, end);
+    load_tile(stage + INNER * (width + PAD), v_width, &d_o, query, INNER, end);
     if (threadIdx.x < 2 * INNER) {
         const float *from = threadIdx.x < INNER ? in->lse : in->delta;
         int at = query + (int)threadIdx.x % INNER;
@@ -336,13 +339,14 @@ static __device__ __forceinline__ void load_queries(bf16 *stage, float *stats, c
 
 static __device__ __forceinline__ void dkdv_body(const attention_call *c, const rows *k,
                                                  const rows *v, const attention_inputs *in,
-                                                 void *dk, void *dv, const int width)
+                                                 void *dk, void *dv, const int width,
+                                                 const int v_width)
 {
     extern __shared__ __align__(16) char memory[];
-    const int tile = INNER * (width + PAD);
+    const int tile = INNER * (width + PAD), pair = tile + INNER * (v_width + PAD);
     bf16 *k_tile = (bf16 *)memory, *v_tile = k_tile + ROWS * (width + PAD);
-    bf16 *stage = v_tile + ROWS * (width + PAD); /* two of q and d_o */
-    float *stats = (float *)(stage + 4 * tile);  /* two of lse and delta */
+    bf16 *stage = v_tile + ROWS * (v_width + PAD); /* two of q and d_o */
+    float *stats = (float *)(stage + 2 * pair);    /* two of lse and delta */
     int first = (int)blockIdx.x * ROWS, end = min(first + ROWS, used_tokens(c));
     int own = (int)threadIdx.x / TSR_WARP * 16, group = c->q_heads / c->kv_heads;
     int head = (int)blockIdx.y * group, last_head = head + group, turn = 0, t = threadIdx.x % 4;
@@ -355,12 +359,12 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
         high[half] = row[half] < end ? end_query(c, row[half]) : 0;
     }
     load_tile(k_tile, width, k, first, ROWS, end);
-    load_tile(v_tile, width, v, first, ROWS, end);
+    load_tile(v_tile, v_width, v, first, ROWS, end);
     if (first < last)
-        load_queries(stage, stats, width, c, in, head, query, last);
+        load_queries(stage, stats, width, v_width, c, in, head, query, last);
     tsr_copy_commit();
     while (first < last && head < last_head) {
-        bf16 *q_tile = stage + turn * 2 * tile, *d_o_tile = q_tile + tile;
+        bf16 *q_tile = stage + turn * pair, *d_o_tile = q_tile + tile;
         const float *lse = stats + turn * 2 * INNER, *delta = lse + INNER;
         bool seen = query + INNER > first + own; /* by some row of this warp */
         int at = query;
@@ -369,7 +373,7 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
             query = first, head++;
         turn ^= 1;
         if (head < last_head)
-            load_queries(stage + turn * 2 * tile, stats + turn * 2 * INNER, width, c, in, head,
+            load_queries(stage + turn * pair, stats + turn * 2 * INNER, width, v_width, c, in, head,
                          query, last);
         tsr_copy_commit();
         tsr_copy_wait_but_one();
@@ -385,8 +389,8 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
                     bool visible = at + x >= row[j / 2] && at + x < high[j / 2];
                     score[n][j] = visible ? exp2f((score[n][j] * c->scale - lse[x]) * LOG2_E) : 0;
                 }
-            accumulate(dv_sum, score, d_o_tile, INNER, width);
-            multiply(gradient, v_tile, own, d_o_tile, INNER, width);
+            accumulate(dv_sum, score, d_o_tile, INNER, v_width);
+            multiply(gradient, v_tile, own, d_o_tile, INNER, v_width);
 #pragma unroll
             for (int n = 0; n < INNER / 8; n++)
 #pragma unroll
@@ -398,12 +402,13 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
     }
     tsr_copy_wait();
     store_rows(dk, k, dk_sum, width, row[0], c->tokens, scale);
-    store_rows(dv, k, dv_sum, width, row[0], c->tokens, one);
+    store_rows(dv, v, dv_sum, v_width, row[0], c->tokens, one);
 }
 
 /* ---- kernels: one of each width ---- */
 
-#define KERNELS(width)                                                                             \
+/* blocks: of dq on a multiprocessor, whose sums are as wide as q. */
+#define KERNELS(width, v_width, blocks)                                                            \
     static __global__ void __launch_bounds__(THREADS, 3) forward_##width(                          \
         attention_call c, const void *q, const void *k, const void *v, void *o, float *lse)        \
     {                                                                                              \
@@ -411,32 +416,34 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
         int head = blockIdx.y, kv_head = head / (c.q_heads / c.kv_heads);                          \
         rows query = rows_of(q, head, c.q_heads, c.dim);                                           \
         rows key = rows_of(k, kv_head, c.kv_heads, c.dim);                                         \
-        rows value = rows_of(v, kv_head, c.kv_heads, c.dim);                                       \
-        forward_body(&c, &query, &key, &value, o, lse, width);                                     \
+        rows value = rows_of(v, kv_head, c.kv_heads, c.v_dim);                                     \
+        rows output = rows_of(o, head, c.q_heads, c.v_dim);                                        \
+        forward_body(&c, &query, &key, &value, &output, lse, width, v_width);                      \
     }                                                                                              \
-    static __global__ void __launch_bounds__(THREADS, 3)                                           \
+    static __global__ void __launch_bounds__(THREADS, blocks)                                      \
         dq_##width(attention_call c, attention_inputs in, void *dq)                                \
     {                                                                                              \
         tsr_kernel_begin();                                                                        \
         int head = blockIdx.y, kv_head = head / (c.q_heads / c.kv_heads);                          \
         rows query = rows_of(in.q, head, c.q_heads, c.dim);                                        \
-        rows d_o = rows_of(in.d_o, head, c.q_heads, c.dim);                                        \
+        rows d_o = rows_of(in.d_o, head, c.q_heads, c.v_dim);                                      \
         rows key = rows_of(in.k, kv_head, c.kv_heads, c.dim);                                      \
-        rows value = rows_of(in.v, kv_head, c.kv_heads, c.dim);                                    \
-        dq_body(&c, &query, &d_o, &key, &value, &in, dq, width);                                   \
+        rows value = rows_of(in.v, kv_head, c.kv_heads, c.v_dim);                                  \
+        dq_body(&c, &query, &d_o, &key, &value, &in, dq, width, v_width);                          \
     }                                                                                              \
     static __global__ void __launch_bounds__(THREADS, 2)                                           \
         dkdv_##width(attention_call c, attention_inputs in, void *dk, void *dv)                    \
     {                                                                                              \
         tsr_kernel_begin();                                                                        \
         rows key = rows_of(in.k, blockIdx.y, c.kv_heads, c.dim);                                   \
-        rows value = rows_of(in.v, blockIdx.y, c.kv_heads, c.dim);                                 \
-        dkdv_body(&c, &key, &value, &in, dk, dv, width);                                           \
+        rows value = rows_of(in.v, blockIdx.y, c.kv_heads, c.v_dim);                               \
+        dkdv_body(&c, &key, &value, &in, dk, dv, width, v_width);                                  \
     }
 
-KERNELS(64)
-KERNELS(96)
-KERNELS(128)
+KERNELS(64, 64, 3)
+KERNELS(96, 96, 3)
+KERNELS(128, 128, 3)
+KERNELS(192, 128, 2)
 
 /* ---- host ---- */
 
@@ -446,32 +453,44 @@ typedef void dq_kernel(attention_call, attention_inputs, void *);
 typedef void dkdv_kernel(attention_call, attention_inputs, void *, void *);
 
 typedef struct {
-    int width;
+    int width, v_width;
     forward_kernel *forward;
     dq_kernel *dq;
     dkdv_kernel *dkdv;
 } kernel_set;
 
-static const kernel_set sets[] = {{64, forward_64, dq_64, dkdv_64},
-                                  {96, forward_96, dq_96, dkdv_96},
-                                  {128, forward_128, dq_128, dkdv_128}};
+static const kernel_set sets[] = {{64, 64, forward_64, dq_64, dkdv_64},
+                                  {96, 96, forward_96, dq_96, dkdv_96},
+                                  {128, 128, forward_128, dq_128, dkdv_128},
+                                  {192, 128, forward_192, dq_192, dkdv_192}};
 
-static const kernel_set *set_for(int dim)
+enum { SETS = sizeof sets / sizeof *sets };
+
+/* The narrowest kernels that hold the heads; NULL: none do. */
+static const kernel_set *set_for(const attention_call *c)
 {
-    return &sets[dim <= 64 ? 0 : dim <= 96 ? 1 : 2];
+    for (int i = 0; i < SETS; i++)
+        if (c->dim <= sets[i].width && c->v_dim <= sets[i].v_width)
+            return &sets[i];
+    return NULL;
+}
+
+/* Elements of a row of q or k and of one of v or o, in shared memory. */
+static int row_elements(const kernel_set *set)
+{
+    return set->width + PAD + set->v_width + PAD;
 }
 
 bool attention_mma_takes(const attention_call *c)
 {
-    return c->dtype == TSR_BF16 && c->vectors && c->dim <= WIDEST && c->scale > 0 &&
-           c->softcap == 0;
+    return c->dtype == TSR_BF16 && c->vectors && set_for(c) && c->scale > 0 && c->softcap == 0;
 }
 
 tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
                                  const tsr_attention_args *args)
 {
-    const kernel_set *set = set_for(c->dim);
-    int bytes = (ROWS + 2 * KEYS) * (set->width + PAD) * (int)sizeof(bf16);
+    const kernel_set *set = set_for(c);
+    int bytes = (ROWS * (set->width + PAD) + KEYS * row_elements(set)) * (int)sizeof(bf16);
     forward_kernel *forward = set->forward;
     TSR_TRY(tsr_allow_shared(stream, (const void *)forward, bytes, "attention"));
     dim3 grid(tsr_blocks(c->tokens, ROWS), (unsigned)c->q_heads);
@@ -484,8 +503,8 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
                                   const attention_inputs *in,
                                   const tsr_attention_backward_args *args)
 {
-    const kernel_set *set = set_for(c->dim);
-    int bytes = (2 * ROWS + 4 * INNER) * (set->width + PAD) * (int)sizeof(bf16);
+    const kernel_set *set = set_for(c);
+    int bytes = (ROWS + 2 * INNER) * row_elements(set) * (int)sizeof(bf16);
     int stats = 4 * INNER * (int)sizeof(float);
     dq_kernel *dq = set->dq;
     dkdv_kernel *dkdv = set->dkdv;

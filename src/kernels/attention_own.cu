@@ -233,13 +233,15 @@ static __global__ void __launch_bounds__(THREADS, 2)
     int kv_head = head / (c.q_heads / c.kv_heads), low[PART];
     matrix queries = rows_of(q, head, c.q_heads, c.dim, c.dtype, c.vectors);
     matrix keys = rows_of(k, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
-    matrix values = rows_of(v, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    matrix values = rows_of(v, kv_head, c.kv_heads, c.v_dim, c.dtype, c.vectors);
+    matrix outputs = rows_of(o, head, c.q_heads, c.v_dim, c.dtype, c.vectors);
     float sum[PARTS][PART][PART] = {}, most[PART], total[PART], factor[PART];
+    float sink = sink_of(&c, head);
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         int row = first + ty + SIDE * i;
         low[i] = row < end ? first_key(&c, row) : c.tokens;
-        most[i] = -INFINITY, total[i] = 0;
+        most[i] = sink, total[i] = sink_total(sink);
     }
     for (int key = first < end ? first_key(&c, first) : end; key < end; key += TILE) {
         float score[PART][PART] = {};
@@ -264,7 +266,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         if (tx == 0 && column == 0 && row < c.tokens)
             lse[(int64_t)head * c.tokens + row] = row < end ? most[i] + logf(total[i]) : 0;
     }
-    store_tile(o, &queries, sum, factor, first, c.tokens, column);
+    store_tile(o, &outputs, sum, factor, first, c.tokens, column);
 }
 
 /* ---- backward ---- */
@@ -290,10 +292,10 @@ static __global__ void __launch_bounds__(THREADS)
     int token = (int)(row / c.q_heads), head = (int)(row % c.q_heads), used = used_tokens(&c);
     if (token >= used)
         return;
-    matrix left = rows_of(o, head, c.q_heads, c.dim, c.dtype, c.vectors), right = left;
+    matrix left = rows_of(o, head, c.q_heads, c.v_dim, c.dtype, c.vectors), right = left;
     right.data = d_o;
     float sum = 0;
-    for (int x = threadIdx.x % TSR_WARP * TSR_VECTOR; x < c.dim; x += TSR_WARP * TSR_VECTOR) {
+    for (int x = threadIdx.x % TSR_WARP * TSR_VECTOR; x < c.v_dim; x += TSR_WARP * TSR_VECTOR) {
         float a[TSR_VECTOR], b[TSR_VECTOR];
         load_part(a, &left, token, used, x);
         load_part(b, &right, token, used, x);
@@ -316,9 +318,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
     int used = used_tokens(&c), end = min(first + TILE, used);
     int kv_head = head / (c.q_heads / c.kv_heads), low[PART];
     matrix queries = rows_of(in.q, head, c.q_heads, c.dim, c.dtype, c.vectors);
-    matrix outputs = rows_of(in.d_o, head, c.q_heads, c.dim, c.dtype, c.vectors);
+    matrix outputs = rows_of(in.d_o, head, c.q_heads, c.v_dim, c.dtype, c.vectors);
     matrix keys = rows_of(in.k, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
-    matrix values = rows_of(in.v, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    matrix values = rows_of(in.v, kv_head, c.kv_heads, c.v_dim, c.dtype, c.vectors);
     float sum[PARTS][PART][PART] = {}, lse[PART], delta[PART], factor[PART];
 #pragma unroll
     for (int i = 0; i < PART; i++) {
@@ -358,7 +360,7 @@ static __global__ void __launch_bounds__(THREADS)
     int used = used_tokens(&c), end = min(first + TILE, used), group = c.q_heads / c.kv_heads;
     int last = first < end ? end_query(&c, end - 1) : first, high[PART];
     matrix keys = rows_of(in.k, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
-    matrix values = rows_of(in.v, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    matrix values = rows_of(in.v, kv_head, c.kv_heads, c.v_dim, c.dtype, c.vectors);
     float dk_sum[PARTS][PART][PART] = {}, dv_sum[PARTS][PART][PART] = {};
     float scale[PART], one[PART];
 #pragma unroll
@@ -369,7 +371,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         matrix queries = rows_of(in.q, head, c.q_heads, c.dim, c.dtype, c.vectors);
-        matrix outputs = rows_of(in.d_o, head, c.q_heads, c.dim, c.dtype, c.vectors);
+        matrix outputs = rows_of(in.d_o, head, c.q_heads, c.v_dim, c.dtype, c.vectors);
         for (int query = first; query < last; query += TILE) {
             float score[PART][PART] = {}, gradient[PART][PART] = {}, delta[PART];
             float slope[PART][PART];
@@ -400,24 +402,47 @@ static __global__ void __launch_bounds__(THREADS)
         }
     }
     store_tile(dk, &keys, dk_sum, scale, first, c.tokens, column);
-    store_tile(dv, &keys, dv_sum, one, first, c.tokens, column);
+    store_tile(dv, &values, dv_sum, one, first, c.tokens, column);
 }
 
 /* ---- host ---- */
 
 static attention_call call_of(const tsr_attention_shape *s, bool vectors)
 {
-    attention_call c = {s->cu_seqlens, (int)s->tokens, s->documents, s->q_heads,
-                        s->kv_heads,   s->head_dim,    s->window,    tsr_attention_scale(s),
-                        s->softcap,    s->dtype,       vectors};
+    attention_call c = {s->cu_seqlens,
+                        (int)s->tokens,
+                        s->documents,
+                        s->q_heads,
+                        s->kv_heads,
+                        s->head_dim,
+                        tsr_attention_v_dim(s->v_dim, s->head_dim),
+                        s->window,
+                        tsr_attention_scale(s),
+                        s->softcap,
+                        s->dtype,
+                        vectors,
+                        s->sinks};
     return c;
+}
+
+/* The wider of a head's sizes. */
+static int widest(const tsr_attention_shape *s)
+{
+    int v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim);
+    return v_dim > s->head_dim ? v_dim : s->head_dim;
+}
+
+/* Whether every row of q, k, v and o begins on 16 bytes, where the first ones do. */
+static bool even_heads(const tsr_attention_shape *s)
+{
+    return s->head_dim % TSR_VECTOR == 0 && s->v_dim % TSR_VECTOR == 0;
 }
 
 static tsr_status own_limits(const char *op, const tsr_attention_shape *s)
 {
-    if (s->head_dim > MAX_HEAD_DIM)
+    if (widest(s) > MAX_HEAD_DIM)
         return tsr_fail(TSR_EUNSUPPORTED, "%s: head_dim %d; the CUDA backend takes at most %d", op,
-                        s->head_dim, MAX_HEAD_DIM);
+                        widest(s), MAX_HEAD_DIM);
     if (s->tokens > INT32_MAX - TILE)
         return tsr_fail(TSR_EUNSUPPORTED, "%s: %lld tokens in one micro-batch", op,
                         (long long)s->tokens);
@@ -436,10 +461,11 @@ tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
     TSR_TRY(own_limits("attention", s));
     if (s->tokens == 0)
         return TSR_OK;
-    attention_call c = call_of(s, tsr_vectors(s->head_dim, args->q, args->k, args->v, args->o));
+    attention_call c =
+        call_of(s, even_heads(s) && tsr_vectors(0, args->q, args->k, args->v, args->o));
     if (attention_mma_takes(&c))
         return attention_mma_forward(stream, &c, args);
-    dim3 grid(tsr_blocks(c.tokens, TILE), (unsigned)c.q_heads, tsr_blocks(c.dim, COLUMNS));
+    dim3 grid(tsr_blocks(c.tokens, TILE), (unsigned)c.q_heads, tsr_blocks(c.v_dim, COLUMNS));
     TSR_LAUNCH(forward, grid, THREADS, stream, c, args->q, args->k, args->v, args->o, args->lse);
     return tsr_launched("attention");
 }
@@ -455,18 +481,20 @@ tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_ba
     if (!s->workspace || s->workspace_bytes < need)
         return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
                         (unsigned long long)s->workspace_bytes, (unsigned long long)need);
-    attention_call c = call_of(s, tsr_vectors(s->head_dim, args->q, args->k, args->v, args->o,
-                                              args->d_o, args->dq, args->dk, args->dv));
+    attention_call c =
+        call_of(s, even_heads(s) && tsr_vectors(0, args->q, args->k, args->v, args->o, args->d_o,
+                                                args->dq, args->dk, args->dv));
     float *delta = (float *)s->workspace;
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
-    unsigned tiles = tsr_blocks(c.tokens, TILE), parts = tsr_blocks(c.dim, COLUMNS);
+    unsigned tiles = tsr_blocks(c.tokens, TILE);
     TSR_LAUNCH(delta_rows, tsr_blocks(s->tokens * s->q_heads, THREADS / TSR_WARP), THREADS, stream,
                c, args->o, args->d_o, delta);
     if (attention_mma_takes(&c)) {
         TSR_TRY(tsr_launched(op));
         return attention_mma_backward(stream, &c, &in, args);
     }
-    dim3 queries(tiles, (unsigned)c.q_heads, parts), keys(tiles, (unsigned)c.kv_heads, parts);
+    dim3 queries(tiles, (unsigned)c.q_heads, tsr_blocks(c.dim, COLUMNS));
+    dim3 keys(tiles, (unsigned)c.kv_heads, tsr_blocks(widest(s), COLUMNS));
     TSR_LAUNCH(query_gradient, queries, THREADS, stream, c, in, args->dq);
     TSR_LAUNCH(key_gradient, keys, THREADS, stream, c, in, args->dk, args->dv);
     return tsr_launched(op);

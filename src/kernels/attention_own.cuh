@@ -11,10 +11,11 @@
 /* What both directions know of a call. */
 typedef struct {
     const int32_t *cu_seqlens;
-    int tokens, documents, q_heads, kv_heads, dim, window;
+    int tokens, documents, q_heads, kv_heads, dim, v_dim, window; /* v_dim: of v and o */
     float scale, softcap;
     tsr_dtype dtype;
     bool vectors; /* every row begins on 16 bytes */
+    tsr_frozen sinks;
 } attention_call;
 
 /* What both kernels of the backward read. */
@@ -23,13 +24,25 @@ typedef struct {
     const float *lse, *delta; /* [Hq, tokens] */
 } attention_inputs;
 
-/* attention_mma.cu: BF16 on tensor cores, head_dim a multiple of 8 up to 128, vectors. */
+/* attention_mma.cu: BF16 on tensor cores, head sizes a multiple of 8 up to 128, or 192 with values of 128; vectors. */
 bool attention_mma_takes(const attention_call *c);
 tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
                                  const tsr_attention_args *args);
 tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
                                   const attention_inputs *in,
                                   const tsr_attention_backward_args *args);
+
+/* The score of a head's sink; -inf without one. */
+static __device__ __forceinline__ float sink_of(const attention_call *c, int head)
+{
+    return c->sinks.data ? tsr_load(c->sinks.data, head, c->sinks.dtype) : -INFINITY;
+}
+
+/* exp(sink - max) while the sink alone was seen. */
+static __device__ __forceinline__ float sink_total(float sink)
+{
+    return sink == -INFINITY ? 0 : sink == sink ? 1 : sink;
+}
 
 /* ---- what a token sees ---- */
 

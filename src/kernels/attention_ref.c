@@ -33,12 +33,15 @@ static tsr_status check_shape(const char *op, const shape *s)
 {
     TSR_TRY(tsr_expect_dtype(op, s->dtype));
     if (s->tokens < 0 || s->documents < 0 || s->q_heads < 1 || s->kv_heads < 1 ||
-        s->q_heads % s->kv_heads || s->head_dim < 1 || s->window < 0)
-        return tsr_fail(TSR_EINVAL,
-                        "%s: %lld tokens, %d documents, %d query and %d key heads of %d, window %d",
-                        op, (long long)s->tokens, s->documents, s->q_heads, s->kv_heads,
-                        s->head_dim, s->window);
+        s->q_heads % s->kv_heads || s->head_dim < 1 || s->v_dim < 0 || s->window < 0)
+        return tsr_fail(
+            TSR_EINVAL,
+            "%s: %lld tokens, %d documents, %d query and %d key heads of %d (values %d), "
+            "window %d",
+            op, (long long)s->tokens, s->documents, s->q_heads, s->kv_heads, s->head_dim, s->v_dim,
+            s->window);
     TSR_EXPECT(s->documents == 0 || s->cu_seqlens, op, "cu_seqlens is NULL");
+    TSR_EXPECT(tsr_frozen_valid(s->sinks), op, "the sinks are not F32 or BF16");
     return TSR_OK;
 }
 
@@ -78,6 +81,22 @@ static tsr_status check_host(const char *op, const shape *s)
                         "%s: cu_seqlens does not rise from 0 to at most %lld in %d documents", op,
                         (long long)s->tokens, s->documents);
     return TSR_OK;
+}
+
+/* Columns of a head of v and o, and of their rows. */
+TSR_INLINE int64_t v_dim(const shape *s)
+{
+    return tsr_attention_v_dim(s->v_dim, s->head_dim);
+}
+
+TSR_INLINE int64_t o_width(const shape *s)
+{
+    return s->q_heads * v_dim(s);
+}
+
+TSR_INLINE int64_t v_width(const shape *s)
+{
+    return s->kv_heads * v_dim(s);
 }
 
 /* Tokens that are in a document. */
@@ -126,7 +145,7 @@ TSR_CLONES static void cap_tile(float *scores, int64_t queries, int64_t keys, fl
 TSR_CLONES static void softmax_tile(float *scores, const shape *s, int64_t query, int64_t queries,
                                     int64_t key, int64_t keys, float *max, float *sum, float *o)
 {
-    int64_t stride = (int64_t)s->q_heads * s->head_dim;
+    int64_t stride = o_width(s), dim = v_dim(s);
     mask_tile(scores, s, query, queries, key, keys, -INFINITY);
     for (int64_t i = 0; i < queries; i++) {
         float *row = scores + i * KEYS;
@@ -143,7 +162,7 @@ TSR_CLONES static void softmax_tile(float *scores, const shape *s, int64_t query
         if (max[i] > old) {
             float shrink = tsr_expf(old - max[i]);
             sum[i] *= shrink;
-            for (int64_t j = 0; j < s->head_dim; j++)
+            for (int64_t j = 0; j < dim; j++)
                 o[i * stride + j] *= shrink;
         }
         sum[i] += tsr_row_exp(row, KEYS, max[i]);
@@ -153,10 +172,10 @@ TSR_CLONES static void softmax_tile(float *scores, const shape *s, int64_t query
 TSR_CLONES static void finish_tile(float *o, float *lse, const shape *s, int64_t queries,
                                    const float *max, const float *sum)
 {
-    int64_t stride = (int64_t)s->q_heads * s->head_dim;
+    int64_t stride = o_width(s), dim = v_dim(s);
     for (int64_t i = 0; i < queries; i++) {
         float inverse = 1.0f / sum[i];
-        for (int64_t j = 0; j < s->head_dim; j++)
+        for (int64_t j = 0; j < dim; j++)
             o[i * stride + j] *= inverse;
         lse[i] = (float)((double)max[i] + log((double)sum[i]));
     }
@@ -167,32 +186,34 @@ static void forward_tile(const tsr_attention_args *args, int64_t start, int64_t 
                          int64_t queries, int32_t head)
 {
     const shape *s = &args->shape;
-    int64_t dim = s->head_dim, q_stride = s->q_heads * dim, kv_stride = s->kv_heads * dim;
+    int64_t dim = s->head_dim, q_stride = s->q_heads * dim, k_stride = s->kv_heads * dim;
+    int64_t wide = v_dim(s), o_stride = o_width(s), v_stride = v_width(s);
     int64_t kv_head = head / (s->q_heads / s->kv_heads);
     const float *q = (const float *)args->q + (start + query) * q_stride + head * dim;
-    const float *k = (const float *)args->k + start * kv_stride + kv_head * dim;
-    const float *v = (const float *)args->v + start * kv_stride + kv_head * dim;
-    float *o = (float *)args->o + (start + query) * q_stride + head * dim;
+    const float *k = (const float *)args->k + start * k_stride + kv_head * dim;
+    const float *v = (const float *)args->v + start * v_stride + kv_head * wide;
+    float *o = (float *)args->o + (start + query) * o_stride + head * wide;
     _Alignas(64) float scores[QUERIES * KEYS];
-    float max[QUERIES], sum[QUERIES];
+    float max[QUERIES], sum[QUERIES], buffer;
+    float sink = *tsr_frozen_load(&buffer, s->sinks, head, 1, -INFINITY);
     for (int64_t i = 0; i < queries; i++) {
-        max[i] = -INFINITY;
-        sum[i] = 0;
-        memset(o + i * q_stride, 0, (size_t)dim * sizeof(float));
+        max[i] = sink;
+        sum[i] = sink == -INFINITY ? 0 : sink == sink ? 1 : sink; /* exp(sink - max) */
+        memset(o + i * o_stride, 0, (size_t)wide * sizeof(float));
     }
     int64_t end = query + queries;
     for (int64_t key = first_key(s, query) / KEYS * KEYS; key < end; key += KEYS) {
         int64_t keys = tsr_min(KEYS, end - key), skip = key > query ? key - query : 0;
         int64_t rows = queries - skip;
-        float *o_rows = o + skip * q_stride;
+        float *o_rows = o + skip * o_stride;
         tsr_gemm_block(&(tsr_gemm_block_args){rows, keys, dim, false, true, q + skip * q_stride,
-                                              q_stride, k + key * kv_stride, kv_stride, scores,
-                                              KEYS, tsr_attention_scale(s), 0});
+                                              q_stride, k + key * k_stride, k_stride, scores, KEYS,
+                                              tsr_attention_scale(s), 0});
         if (s->softcap > 0)
             cap_tile(scores, rows, keys, s->softcap);
         softmax_tile(scores, s, query + skip, rows, key, keys, max + skip, sum + skip, o_rows);
-        tsr_gemm_block(&(tsr_gemm_block_args){rows, dim, keys, false, false, scores, KEYS,
-                                              v + key * kv_stride, kv_stride, o_rows, q_stride, 1,
+        tsr_gemm_block(&(tsr_gemm_block_args){rows, wide, keys, false, false, scores, KEYS,
+                                              v + key * v_stride, v_stride, o_rows, o_stride, 1,
                                               1});
     }
     finish_tile(o, args->lse + head * s->tokens + start + query, s, queries, max, sum);
@@ -222,7 +243,7 @@ tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool)
     TSR_TRY(tsr_attention_check(args));
     const shape *s = &args->shape;
     TSR_TRY(check_host("attention", s));
-    int64_t tiles = 0, used = used_tokens(s), width = (int64_t)s->q_heads * s->head_dim;
+    int64_t tiles = 0, used = used_tokens(s), width = o_width(s);
     for (int32_t i = 0; i < s->documents; i++)
         tiles += tsr_block_count(s->cu_seqlens[i + 1] - s->cu_seqlens[i], QUERIES);
     tsr_pool_run(pool, (int)(tiles * s->q_heads), forward_task, (void *)args);
@@ -278,24 +299,30 @@ TSR_CLONES static void scores_gradient(float *gradient, const float *weights, in
                 weights[i * KEYS + j] * (gradient[i * KEYS + j] - delta[i]) * scale;
 }
 
-/* delta[i] = <do_i, o_i>; also clears the rows of dq. */
-TSR_CLONES static void delta_rows(float *delta, const float *d_o, const float *o, float *dq,
-                                  int64_t rows, int64_t dim, int64_t stride)
+/* delta[i] = <do_i, o_i> */
+TSR_CLONES static void delta_rows(float *delta, const float *d_o, const float *o, int64_t rows,
+                                  int64_t dim, int64_t stride)
 {
     for (int64_t i = 0; i < rows; i++) {
         double sum = 0;
         for (int64_t j = 0; j < dim; j++)
             sum += (double)(d_o[i * stride + j] * o[i * stride + j]);
         delta[i] = (float)sum;
-        memset(dq + i * stride, 0, (size_t)dim * sizeof(float));
     }
+}
+
+/* Some columns of rows become 0. */
+static void clear_rows(float *x, int64_t rows, int64_t dim, int64_t stride)
+{
+    for (int64_t i = 0; i < rows; i++)
+        memset(x + i * stride, 0, (size_t)dim * sizeof(float));
 }
 
 /* Where the pieces of one document and head begin. */
 typedef struct {
     const float *q, *k, *v, *d_o, *lse, *delta;
     float *dq, *dk, *dv;
-    int64_t length, q_stride, kv_stride;
+    int64_t length, q_stride, k_stride, v_stride, o_stride;
 } pieces;
 
 /* Queries from `query` on, those that see a key of the tile. */
@@ -304,25 +331,26 @@ static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_
     _Alignas(64) float weights[QUERIES * KEYS];
     _Alignas(64) float gradient[QUERIES * KEYS];
     _Alignas(64) float slopes[QUERIES * KEYS];
-    int64_t dim = s->head_dim, qs = p->q_stride, ks = p->kv_stride;
+    int64_t dim = s->head_dim, wide = v_dim(s), qs = p->q_stride, ks = p->k_stride;
+    int64_t vs = p->v_stride, os = p->o_stride;
     int64_t end = tsr_min(query + QUERIES, p->length), n = tsr_min(KEYS, p->length - key);
     if (key > query)
         query = key;
     int64_t m = end - query;
-    const float scale = tsr_attention_scale(s), *q = p->q + query * qs, *d_o = p->d_o + query * qs;
-    const float *k = p->k + key * ks, *v = p->v + key * ks;
+    const float scale = tsr_attention_scale(s), *q = p->q + query * qs, *d_o = p->d_o + query * os;
+    const float *k = p->k + key * ks, *v = p->v + key * vs;
     tsr_gemm_block(
         &(tsr_gemm_block_args){m, n, dim, false, true, q, qs, k, ks, weights, KEYS, scale, 0});
     tsr_gemm_block(
-        &(tsr_gemm_block_args){m, n, dim, false, true, d_o, qs, v, ks, gradient, KEYS, 1, 0});
+        &(tsr_gemm_block_args){m, n, wide, false, true, d_o, os, v, vs, gradient, KEYS, 1, 0});
     if (s->softcap > 0)
         cap_with_slopes(weights, slopes, m, n, s->softcap);
     weights_tile(weights, s, query, m, key, n, p->lse + query);
     scores_gradient(gradient, weights, m, n, p->delta + query, scale);
     if (s->softcap > 0)
         uncap_gradient(gradient, slopes, m, n);
-    tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, weights, KEYS, d_o, qs,
-                                          p->dv + key * ks, ks, 1, 1});
+    tsr_gemm_block(&(tsr_gemm_block_args){n, wide, m, true, false, weights, KEYS, d_o, os,
+                                          p->dv + key * vs, vs, 1, 1});
     tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, gradient, KEYS, q, qs,
                                           p->dk + key * ks, ks, 1, 1});
     tsr_gemm_block(&(tsr_gemm_block_args){m, dim, n, false, false, gradient, KEYS, k, ks,
@@ -334,29 +362,31 @@ static void backward_task(void *opaque, int index)
     const tsr_attention_backward_args *args = opaque;
     const shape *s = &args->shape;
     int32_t document = index / s->kv_heads, kv_head = index % s->kv_heads;
-    int64_t dim = s->head_dim, qs = s->q_heads * dim, ks = s->kv_heads * dim;
-    int64_t start = s->cu_seqlens[document], kv = start * ks + kv_head * dim;
-    pieces p = {.k = (const float *)args->k + kv,
-                .v = (const float *)args->v + kv,
-                .dk = (float *)args->dk + kv,
-                .dv = (float *)args->dv + kv,
+    int64_t dim = s->head_dim, wide = v_dim(s), qs = s->q_heads * dim, ks = s->kv_heads * dim;
+    int64_t vs = v_width(s), os = o_width(s), start = s->cu_seqlens[document];
+    int64_t k = start * ks + kv_head * dim, v = start * vs + kv_head * wide;
+    pieces p = {.k = (const float *)args->k + k,
+                .v = (const float *)args->v + v,
+                .dk = (float *)args->dk + k,
+                .dv = (float *)args->dv + v,
                 .length = s->cu_seqlens[document + 1] - start,
                 .q_stride = qs,
-                .kv_stride = ks};
-    for (int64_t i = 0; i < p.length; i++) {
-        memset(p.dk + i * ks, 0, (size_t)dim * sizeof(float));
-        memset(p.dv + i * ks, 0, (size_t)dim * sizeof(float));
-    }
+                .k_stride = ks,
+                .v_stride = vs,
+                .o_stride = os};
+    clear_rows(p.dk, p.length, dim, ks);
+    clear_rows(p.dv, p.length, wide, vs);
     int32_t group = s->q_heads / s->kv_heads;
     for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        int64_t at = start * qs + head * dim;
+        int64_t q = start * qs + head * dim, o = start * os + head * wide;
         float *delta = (float *)s->workspace + head * s->tokens + start;
-        p.q = (const float *)args->q + at;
-        p.d_o = (const float *)args->d_o + at;
-        p.dq = (float *)args->dq + at;
+        p.q = (const float *)args->q + q;
+        p.d_o = (const float *)args->d_o + o;
+        p.dq = (float *)args->dq + q;
         p.lse = args->lse + head * s->tokens + start;
         p.delta = delta;
-        delta_rows(delta, p.d_o, (const float *)args->o + at, p.dq, p.length, dim, qs);
+        clear_rows(p.dq, p.length, dim, qs);
+        delta_rows(delta, p.d_o, (const float *)args->o + o, p.length, wide, os);
         for (int64_t query = 0; query < p.length; query += QUERIES) {
             int64_t end = tsr_min(query + QUERIES, p.length);
             for (int64_t key = first_key(s, query) / KEYS * KEYS; key < end; key += KEYS)
@@ -372,11 +402,11 @@ tsr_status tsr_attention_backward_ref(const tsr_attention_backward_args *args, t
     TSR_TRY(check_host("attention_backward", s));
     tsr_pool_run(pool, s->documents * s->kv_heads, backward_task, (void *)args);
     int64_t used = used_tokens(s), qs = (int64_t)s->q_heads * s->head_dim;
-    int64_t ks = (int64_t)s->kv_heads * s->head_dim, rest = s->tokens - used;
+    int64_t ks = (int64_t)s->kv_heads * s->head_dim, vs = v_width(s), rest = s->tokens - used;
     if (rest > 0) {
         memset((float *)args->dq + used * qs, 0, (size_t)(rest * qs) * sizeof(float));
         memset((float *)args->dk + used * ks, 0, (size_t)(rest * ks) * sizeof(float));
-        memset((float *)args->dv + used * ks, 0, (size_t)(rest * ks) * sizeof(float));
+        memset((float *)args->dv + used * vs, 0, (size_t)(rest * vs) * sizeof(float));
     }
     return TSR_OK;
 }

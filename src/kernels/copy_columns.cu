@@ -7,6 +7,17 @@
 
 #define THREADS 256
 
+/* scale (g in + bias) of column j. */
+static __device__ __forceinline__ float settled(const tsr_copy_columns_args *a, int64_t j,
+                                                float value)
+{
+    if (a->g)
+        value *= a->g[j];
+    if (a->bias.data)
+        value += tsr_load(a->bias.data, j, a->bias.dtype);
+    return a->scale * value;
+}
+
 static __global__ void __launch_bounds__(THREADS)
     copy_rows(const __grid_constant__ tsr_copy_columns_args a, bool vectors)
 {
@@ -18,11 +29,11 @@ static __global__ void __launch_bounds__(THREADS)
         tsr_load8(value, a.in, in + j, a.in_dtype);
 #pragma unroll
         for (int k = 0; k < TSR_VECTOR; k++)
-            value[k] *= a.scale;
+            value[k] = settled(&a, j + k, value[k]);
         tsr_store8(a.out, out + j, value, a.dtype);
     }
     for (int64_t j = done + threadIdx.x; j < a.columns; j += THREADS)
-        tsr_store(a.out, out + j, a.scale * tsr_load(a.in, in + j, a.in_dtype), a.dtype);
+        tsr_store(a.out, out + j, settled(&a, j, tsr_load(a.in, in + j, a.in_dtype)), a.dtype);
 }
 
 extern "C" tsr_status tsr_copy_columns_cuda(tsr_stream *stream, const tsr_copy_columns_args *args)

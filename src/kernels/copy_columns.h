@@ -1,6 +1,6 @@
 /*
- * kernels/copy_columns.h: out[i, j] = scale in[i, j], converted, of rows that lie in wider ones: what is put beside other
- * columns, or taken out of them.
+ * kernels/copy_columns.h: out[i, j] = scale (g[j] in[i, j] + bias[j]), converted, of rows that lie in wider ones: what is
+ * put beside other columns, or taken out of them.
  *
  * Cost     rows columns elements read and written.
  */
@@ -16,6 +16,8 @@ typedef struct {
     tsr_dtype in_dtype;                           /* F32 or BF16 */
     tsr_dtype dtype;                              /* of out */
     float scale;
+    const float *g;  /* [columns], optional: 1 */
+    tsr_frozen bias; /* [columns], optional: 0 */
 } tsr_copy_columns_args;
 
 tsr_status tsr_copy_columns_check(const tsr_copy_columns_args *args);

@@ -14,9 +14,17 @@ tsr_status tsr_copy_columns_check(const tsr_copy_columns_args *args)
     TSR_EXPECT(args->rows >= 0 && args->columns >= 0, op, "rows or columns is negative");
     TSR_EXPECT(args->out_stride >= args->columns && args->in_stride >= args->columns, op,
                "a stride is less than columns");
+    TSR_EXPECT(tsr_frozen_valid(args->bias), op, "bias is not F32 or BF16");
     TSR_EXPECT(args->rows == 0 || args->columns == 0 || (args->out && args->in), op,
                "out or in is NULL");
     return TSR_OK;
+}
+
+static void add_bias(float *out, tsr_frozen bias, int64_t columns)
+{
+    for (int64_t j = 0; j < columns; j++)
+        out[j] += bias.dtype == TSR_F32 ? ((const float *)bias.data)[j]
+                                        : tsr_bf16_to_f32(((const uint16_t *)bias.data)[j]);
 }
 
 static void copy_block(void *context, int index)
@@ -28,6 +36,10 @@ static void copy_block(void *context, int index)
         float *out = (float *)args->out + i * args->out_stride;
         tsr_frozen_copy(out, (tsr_frozen){args->in, args->in_dtype}, i * args->in_stride,
                         args->columns);
+        for (int64_t j = 0; j < args->columns && args->g; j++)
+            out[j] *= args->g[j];
+        if (args->bias.data)
+            add_bias(out, args->bias, args->columns);
         for (int64_t j = 0; j < args->columns; j++)
             out[j] *= args->scale;
     }

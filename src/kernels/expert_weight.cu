@@ -1,11 +1,59 @@
 /*
- * expert_weight.cu: contract expert_weight.h; reference expert_weight_ref.c.
+ * expert_weight.cu: contract expert_weight.h; reference expert_weight_ref.c. Which way is taken; and the kernel
+ * of any format, dtype and shape, an element a thread.
  */
 #include "kernels/cuda.cuh"
 
+#define THREADS 256
+
+/* Of a matrix of the stack. */
+typedef struct {
+    int64_t granules, groups;
+} stack_steps;
+
+/* Element `at` of matrix i of the stack. */
+static __device__ __forceinline__ float decode(const tsr_expert_weight_args *a, stack_steps steps,
+                                               int64_t i, int64_t at)
+{
+    int64_t granules = steps.granules;
+    int64_t block = i * granules * (TSR_EXPERT_GRANULE / TSR_NF4_BLOCK) + at / TSR_NF4_BLOCK;
+    uint8_t byte = a->codes[i * granules * (TSR_EXPERT_GRANULE / 2) + at / 2];
+    float level = a->level[at % 2 ? byte & 15 : byte >> 4];
+    if (!a->nested)
+        return __fmul_rn(level, ((const float *)a->absmax)[block]);
+    int64_t group = i * steps.groups + at / TSR_NF4_BLOCK / TSR_NF4_NESTED_BLOCK;
+    float scale =
+        __fmul_rn(a->nested_map[((const uint8_t *)a->absmax)[block]], a->nested_absmax[group]);
+    return __fmul_rn(level, __fadd_rn(scale, a->offset[i]));
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    merge_each(const __grid_constant__ tsr_expert_weight_args a, stack_steps steps)
+{
+    tsr_kernel_begin();
+    int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, each = a.rows * a.columns;
+    if (at >= a.count * each)
+        return;
+    int64_t e = a.first + at / each, row = at % each / a.columns, column = at % a.columns;
+    int64_t part = row / (a.rows / a.parts), part_elements = each / a.parts;
+    float value = a.format == TSR_EXPERTS_PLAIN
+                      ? tsr_load(a.plain.data, e * each + at % each, a.plain.dtype)
+                      : decode(&a, steps, e * a.parts + part, at % each - part * part_elements);
+    float sum = 0;
+    for (int64_t k = 0; k < a.r; k++)
+        sum = fmaf(tsr_load(a.b, (e * a.rows + row) * a.r + k, a.dtype),
+                   tsr_load(a.a, (e * a.r + k) * a.columns + column, a.dtype), sum);
+    tsr_store(a.out, at, a.r ? fmaf(a.scale, sum, value) : value, a.dtype);
+}
+
 extern "C" tsr_status tsr_expert_weight_cuda(tsr_stream *stream, const tsr_expert_weight_args *args)
 {
-    (void)stream;
     TSR_TRY(tsr_expert_weight_check(args));
-    return tsr_fail(TSR_EUNSUPPORTED, "expert_weight: not on a GPU yet");
+    if (args->count == 0)
+        return TSR_OK;
+    stack_steps steps = {tsr_expert_granules(args->rows / args->parts, args->columns),
+                         tsr_expert_groups(args->rows / args->parts, args->columns)};
+    TSR_LAUNCH(merge_each, tsr_blocks(args->count * args->rows * args->columns, THREADS), THREADS,
+               stream, *args, steps);
+    return tsr_launched("expert_weight");
 }

@@ -9,7 +9,8 @@
  * NF4      Each matrix is quantized on its own: its blocks of 64 begin with it, and where scales are nested so
  *          do groups of 256 blocks; `offset` is of the matrix. In memory each matrix begins at a whole granule of
  *          1024 elements: 512 bytes of codes, 16 scales. nested_absmax [matrices, ceil(blocks / 256)] has no gaps.
- * PLAIN    [experts, rows, columns], BF16 or F32.
+ * PLAIN    [experts, rows, columns], BF16 or F32; may be `out`, of the same dtype, with first 0.
+ * MXFP4    is decoded by mxfp4_dequant, whose values are exact, and merged as PLAIN.
  *
  * Cost     per element: what is stored of it, read, and one element written; 2 r FLOPs.
  */
@@ -21,7 +22,6 @@
 typedef enum {
     TSR_EXPERTS_NF4,
     TSR_EXPERTS_PLAIN,
-    TSR_EXPERTS_MXFP4, /* not yet: TSR_EUNSUPPORTED */
 } tsr_expert_format;
 
 #define TSR_EXPERT_GRANULE 1024 /* elements */

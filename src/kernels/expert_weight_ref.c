@@ -11,8 +11,6 @@ tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args)
 {
     const char *op = "expert_weight";
     TSR_TRY(tsr_expect_dtype(op, args->dtype));
-    if (args->format == TSR_EXPERTS_MXFP4)
-        return tsr_fail(TSR_EUNSUPPORTED, "%s: MXFP4 is not decoded yet", op);
     TSR_EXPECT(args->format == TSR_EXPERTS_NF4 || args->format == TSR_EXPERTS_PLAIN, op,
                "no such format");
     TSR_EXPECT(args->first >= 0 && args->count >= 0 && args->r >= 0, op, "a count is negative");
@@ -76,7 +74,7 @@ tsr_status tsr_expert_weight_ref(const tsr_expert_weight_args *args, tsr_pool *p
     TSR_TRY(tsr_expert_weight_check(args));
     TSR_TRY(tsr_expect_f32("expert_weight", args->dtype));
     bool plain = args->format == TSR_EXPERTS_PLAIN;
-    if (plain)
+    if (plain && args->plain.data != args->out)
         tsr_pool_run(pool, tsr_block_count(args->count * args->rows, tsr_block_rows(args->columns)),
                      widen_rows, (void *)args);
     for (int64_t i = 0; i < args->count * args->parts; i++) {

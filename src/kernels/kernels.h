@@ -12,9 +12,12 @@
 #include "base/text.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/balance.h"
 #include "kernels/combine.h"
 #include "kernels/compose.h"
+#include "kernels/convolution.h"
 #include "kernels/copy_columns.h"
+#include "kernels/delta_rule.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
 #include "kernels/expert_low_rank_backward.h"
@@ -23,12 +26,16 @@
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_gemm.h"
 #include "kernels/fp8_quantize.h"
+#include "kernels/gate.h"
+#include "kernels/gated_norm.h"
 #include "kernels/gemm.h"
 #include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
 #include "kernels/head_weight.h"
+#include "kernels/latent_qkv.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
+#include "kernels/mxfp4_dequant.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
 #include "kernels/nf4_quantize.h"
@@ -56,6 +63,7 @@
     X(nf4_merge)                                                                                   \
     X(nf4_quantize)                                                                                \
     X(nf4_nest)                                                                                    \
+    X(mxfp4_dequant)                                                                               \
     X(expert_weight)                                                                               \
     X(grouped_gemm)                                                                                \
     X(expert_low_rank_backward)                                                                    \
@@ -64,6 +72,8 @@
     X(rms_norm_backward)                                                                           \
     X(rope_qkv)                                                                                    \
     X(rope_qkv_backward)                                                                           \
+    X(latent_qkv)                                                                                  \
+    X(latent_qkv_backward)                                                                         \
     X(attention)                                                                                   \
     X(attention_backward)                                                                          \
     X(swiglu)                                                                                      \
@@ -75,8 +85,20 @@
     X(route_backward)                                                                              \
     X(route_stats)                                                                                 \
     X(combine)                                                                                     \
+    X(balance)                                                                                     \
+    X(balance_bias)                                                                                \
     X(spread)                                                                                      \
     X(combine_backward)                                                                            \
+    X(convolution)                                                                                 \
+    X(convolution_backward)                                                                        \
+    X(delta_rule)                                                                                  \
+    X(delta_rule_backward)                                                                         \
+    X(gated_norm)                                                                                  \
+    X(gated_norm_backward)                                                                         \
+    X(gate)                                                                                        \
+    X(gate_backward)                                                                               \
+    X(split_heads)                                                                                 \
+    X(split_heads_backward)                                                                        \
     X(head_begin)                                                                                  \
     X(head_chunk)                                                                                  \
     X(head_finish)                                                                                 \
@@ -129,6 +151,7 @@ typedef struct {
     TSR_KERNEL_OPS(TSR_KERNEL_SLOT)
     /* Scratch that the plan gives; known without a device. */
     uint64_t (*attention_workspace_bytes)(const tsr_attention_bounds *bounds);
+    uint64_t (*delta_rule_workspace_bytes)(const tsr_delta_rule_bounds *bounds);
     uint64_t (*head_workspace_bytes)(const tsr_head_bounds *bounds);
     int64_t partial_rows; /* of sums over tokens (types.h); 0: none needed */
     /* At start-up; waits. */

@@ -52,6 +52,7 @@ static tsr_status prepare_nothing(tsr_device *device, const tsr_prepare_args *ar
 static const tsr_kernels cpu_kernels = {
     .name = "cpu",
     TSR_KERNEL_OPS(CPU_SLOT).attention_workspace_bytes = tsr_attention_workspace_bytes,
+    .delta_rule_workspace_bytes = tsr_delta_rule_workspace_bytes,
     .head_workspace_bytes = tsr_head_workspace_bytes,
     .prepare = prepare_nothing,
 };

@@ -63,6 +63,7 @@ static tsr_status prepare(tsr_device *device, const tsr_prepare_args *args)
 static const tsr_kernels cuda_kernels = {
     .name = "cuda",
     TSR_KERNEL_OPS(CUDA_SLOT).attention_workspace_bytes = tsr_attention_workspace_bytes_cuda,
+    .delta_rule_workspace_bytes = tsr_delta_rule_workspace_bytes_cuda,
     .head_workspace_bytes = tsr_head_workspace_bytes_cuda,
     .partial_rows = TSR_CUDA_PARTIAL_ROWS,
     .prepare = prepare,

@@ -58,6 +58,24 @@ static __device__ __forceinline__ uint32_t tsr_pack_bf16(float low, float high)
     return *(uint32_t *)&pair;
 }
 
+/* Word m of lane t of a quad becomes word t of lane m. */
+static __device__ __forceinline__ void tsr_quad_words(uint32_t word[4])
+{
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? word[i] : word[i + 1], 1);
+        word[i] = odd ? other : word[i];
+        word[i + 1] = odd ? word[i + 1] : other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, high ? word[i] : word[i + 2], 2);
+        word[i] = high ? other : word[i];
+        word[i + 2] = high ? word[i + 2] : other;
+    }
+}
+
 /* 16 bytes to shared memory, zeros where not `valid`; `from` is then not read. */
 static __device__ __forceinline__ void tsr_copy16(void *to, const void *from, bool valid)
 {

@@ -161,24 +161,6 @@ static __device__ __forceinline__ uint32_t tsr_quad_bytes(uint32_t word)
     return __byte_perm(word, other, high ? 0x3276 : 0x5410);
 }
 
-/* Word m of lane t of a quad becomes word t of lane m. */
-static __device__ __forceinline__ void tsr_quad_words(uint32_t word[4])
-{
-    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? word[i] : word[i + 1], 1);
-        word[i] = odd ? other : word[i];
-        word[i + 1] = odd ? word[i + 1] : other;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, high ? word[i] : word[i + 2], 2);
-        word[i] = high ? other : word[i];
-        word[i + 2] = high ? word[i + 2] : other;
-    }
-}
-
 /* Norms alone: the lane's part of a strip of a row, arguments as tsr_merge_write's. */
 static __device__ __forceinline__ float
 tsr_merge_squares(const tsr_nf4_merge_args *a, const float (*sum)[4], const int upper,

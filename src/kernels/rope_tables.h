@@ -45,11 +45,13 @@ typedef struct {
     double original_max_positions; /* llama3, yarn */
     double beta_fast, beta_slow;   /* yarn */
     double attention_factor;       /* yarn, long */
-    double share;                  /* proportional */
-    bool exact_ends;               /* yarn: the ends of the ramp are not rounded to whole pairs */
-    double query_beta;             /* 0: none */
-    uint64_t rotary_dim;           /* columns of a head that turn; 0: all */
-    bool neighbours;               /* pairs are (2i, 2i + 1) */
+    double
+        all_magnitude; /* yarn: m(mscale_all_dim), which latent attention scales scores by; 0: not said */
+    double share;        /* proportional */
+    bool exact_ends;     /* yarn: the ends of the ramp are not rounded to whole pairs */
+    double query_beta;   /* 0: none */
+    uint64_t rotary_dim; /* columns of a head that turn; 0: all */
+    bool neighbours;     /* pairs are (2i, 2i + 1) */
     float short_factor[TSR_ROPE_MOST_PAIRS], long_factor[TSR_ROPE_MOST_PAIRS]; /* long */
 } tsr_rope_scaling;
 

@@ -3,6 +3,7 @@
  * token, their weights p; the gradient through p; and how evenly experts are used.
  *
  *     s[t, e] = <x[t, :], W[e, :]> + bias[e]          logits: fp32 sums in a fixed order
+ *                                                     W NULL: s = x + bias, h is E
  *     a = score(s)                                    softmax over all E, s itself, or sigmoid
  *     c = a + correction                              where there is neither correction nor group,
  *                                                     softmax is chosen by s, whose order it has
@@ -36,6 +37,7 @@
 
 #define TSR_ROUTE_MOST_EXPERTS 1024
 #define TSR_ROUTE_MOST_CHOSEN  32
+#define TSR_ROUTE_MOST_GROUPS  32
 #define TSR_ROUTE_PROB_SHIFT   36
 
 typedef enum {
@@ -58,7 +60,7 @@ typedef struct {
 
 typedef struct {
     const void *x;           /* [T, h] of dtype */
-    tsr_frozen weight, bias; /* [E, h]; [E], optional */
+    tsr_frozen weight, bias; /* [E, h], or NULL; [E], optional */
     tsr_routing how;
     float *logits; /* [T, E] */
     float *p;      /* [T, k] */
@@ -72,7 +74,7 @@ typedef struct {
     const float *logits; /* [T, E] */
     const int32_t *id;   /* [T, k] */
     const float *aux;    /* [E], optional */
-    tsr_frozen weight;   /* [E, h] */
+    tsr_frozen weight;   /* [E, h]; NULL: dx is dlogits */
     tsr_routing how;     /* correction and groups are not used */
     float *dlogits;      /* [T, E], written; may be logits */
     void *dx;            /* [T, h] of dtype */

@@ -19,9 +19,11 @@ tsr_status tsr_route_backward_check(const tsr_route_backward_args *args)
     TSR_TRY(tsr_routing_check("route_backward", &args->how));
     TSR_EXPECT(args->tokens >= 0 && args->h > 0, "route_backward", "tokens < 0 or h < 1");
     TSR_EXPECT(tsr_frozen_valid(args->weight), "route_backward", "weight is not F32 or BF16");
-    TSR_EXPECT(args->tokens == 0 || (args->dp && args->logits && args->id && args->weight.data &&
-                                     args->dlogits && args->dx),
-               "route_backward", "dp, logits, id, weight, dlogits or dx is NULL");
+    TSR_EXPECT(args->tokens == 0 ||
+                   (args->dp && args->logits && args->id && args->dlogits && args->dx),
+               "route_backward", "dp, logits, id, dlogits or dx is NULL");
+    TSR_EXPECT(args->weight.data || args->h == args->how.experts, "route_backward",
+               "without a weight h is not the number of experts");
     return TSR_OK;
 }
 
@@ -109,7 +111,9 @@ TSR_CLONES static void backward_block(void *context, int index)
     int64_t count = tsr_min(BLOCK_TOKENS, args->tokens - first);
     for (int64_t t = first; t < first + count; t++)
         token_dlogits(args, t);
-    for (int64_t column = 0; column < args->h; column += TSR_STRIP)
+    for (int64_t i = first * args->h; i < (first + count) * args->h && !args->weight.data; i++)
+        ((float *)args->dx)[i] = (args->add ? ((float *)args->dx)[i] : 0) + args->dlogits[i];
+    for (int64_t column = 0; column < args->h && args->weight.data; column += TSR_STRIP)
         block_dx(args, first, count, column);
 }
 

@@ -15,8 +15,8 @@ static tsr_status check_groups(const char *op, const tsr_routing *how)
     if (how->n_group == 0 || how->n_group == 1)
         return TSR_OK;
     int64_t width = how->n_group > 1 ? how->experts / how->n_group : 0;
-    if (width < 2 || how->experts % how->n_group || how->topk_group < 1 ||
-        how->topk_group > how->n_group || how->topk_group * width < how->k)
+    if (width < 2 || how->n_group > TSR_ROUTE_MOST_GROUPS || how->experts % how->n_group ||
+        how->topk_group < 1 || how->topk_group > how->n_group || how->topk_group * width < how->k)
         return tsr_fail(
             TSR_EINVAL,
             "%s: %lld experts in %d groups of which %d stay, %lld chosen; groups are of "
@@ -46,8 +46,10 @@ tsr_status tsr_route_check(const tsr_route_args *args)
     TSR_EXPECT(tsr_frozen_valid(args->weight) && tsr_frozen_valid(args->bias), "route",
                "weight or bias is not F32 or BF16");
     TSR_EXPECT(args->tokens == 0 ||
-                   (args->x && args->weight.data && args->logits && args->p && args->id),
-               "route", "x, weight, logits, p or id is NULL");
+                   (args->x && args->logits && args->p && args->id),
+               "route", "x, logits, p or id is NULL");
+    TSR_EXPECT(args->weight.data || args->h == args->how.experts, "route",
+               "without a weight h is not the number of experts");
     return TSR_OK;
 }
 
@@ -57,7 +59,9 @@ TSR_INLINE void expert_logits(const tsr_route_args *args, int64_t first, int64_t
     tsr_lanes lane[BLOCK_TOKENS] = {0};
     float buffer[TILE];
     int64_t h = args->h;
-    for (int64_t column = 0; column < h; column += TILE) {
+    for (int64_t t = 0; t < count && !args->weight.data; t++)
+        lane[t][0] = ((const float *)args->x)[(first + t) * h + e];
+    for (int64_t column = 0; column < h && args->weight.data; column += TILE) {
         int64_t width = tsr_min(TILE, h - column);
         const float *w = tsr_frozen_load(buffer, args->weight, e * h + column, width, 0);
         for (int64_t t = 0; t < count; t++) {
@@ -104,8 +108,8 @@ TSR_INLINE int64_t take_largest(int32_t *order, int64_t count)
 /* Experts outside of the best groups become INT32_MIN. */
 TSR_INLINE void keep_groups(int32_t *order, const float *c, const tsr_routing *how)
 {
-    int32_t group[MOST / 2];
-    bool stays[MOST / 2] = {0};
+    int32_t group[TSR_ROUTE_MOST_GROUPS];
+    bool stays[TSR_ROUTE_MOST_GROUPS] = {0};
     int64_t width = how->experts / how->n_group;
     for (int64_t g = 0; g < how->n_group; g++) {
         int32_t copy[MOST];

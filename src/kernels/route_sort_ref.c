@@ -28,7 +28,7 @@ tsr_status tsr_route_sort_check(const tsr_route_sort_args *args)
     TSR_EXPECT(args->tokens >= 0 && args->k >= 1 && args->experts >= args->k &&
                    args->experts <= TSR_ROUTE_MOST_EXPERTS && args->k <= TSR_ROUTE_MOST_CHOSEN,
                "route_sort", "tokens < 0, or not 1 <= k <= experts, or too many of them");
-    TSR_EXPECT(args->tokens <= INT32_MAX / args->k, "route_sort", "2^31 slots or more");
+    TSR_EXPECT(args->tokens <= (1 << 30) / args->k, "route_sort", "more than 2^30 slots");
     TSR_EXPECT(args->capacity >= 0, "route_sort", "capacity < 0");
     TSR_EXPECT(r->offset && r->parts && (args->tokens == 0 || (r->id && r->row && r->slot)),
                "route_sort", "routes are NULL");

@@ -51,6 +51,16 @@ static __device__ __forceinline__ float gelu_gate(float x)
     return 2 * sigmoid(2 * u);
 }
 
+/* What of up f is multiplied with, and into *kept whether up has a gradient. */
+template <tsr_activation F> static __device__ __forceinline__ float up_factor(float up, bool *kept)
+{
+    *kept = true;
+    if (F != TSR_SILU_CLAMPED)
+        return up;
+    *kept = !(up > TSR_CLAMPED_LIMIT || up < -TSR_CLAMPED_LIMIT);
+    return (*kept ? up : copysignf(TSR_CLAMPED_LIMIT, up)) + 1.0f;
+}
+
 /* f(x), and into *slope f'(x). */
 template <tsr_activation F> static __device__ __forceinline__ float activate(float x, float *slope)
 {
@@ -58,6 +68,11 @@ template <tsr_activation F> static __device__ __forceinline__ float activate(flo
         float s = sigmoid(x);
         *slope = s * (1.0f + x * (1.0f - s));
         return x * s;
+    }
+    if (F == TSR_SILU_CLAMPED) {
+        float g = x > TSR_CLAMPED_LIMIT ? TSR_CLAMPED_LIMIT : x, s = sigmoid(TSR_CLAMPED_SLOPE * g);
+        *slope = x > TSR_CLAMPED_LIMIT ? 0 : s * (1.0f + TSR_CLAMPED_SLOPE * g * (1.0f - s));
+        return g * s;
     }
     float gate = gelu_gate(x);
     *slope = 0.5f * gate +
@@ -77,7 +92,8 @@ static __device__ __forceinline__ void forward_eight(float *act, tsr_raw8 gate_r
         float gate = v->g_gate[j] * act[j] + v->bias_gate[j];
         float up = v->g_up[j] * z_up[j] + v->bias_up[j];
         float unused;
-        act[j] = activate<F>(gate, &unused) * up;
+        bool kept;
+        act[j] = activate<F>(gate, &unused) * up_factor<F>(up, &kept);
     }
 }
 
@@ -116,6 +132,7 @@ forward_of(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, 
 
 TSR_TILE_KERNELS(forward_tile, forward_of<TSR_SILU>, tsr_swiglu_args, 3)
 TSR_TILE_KERNELS(gelu_tile, forward_of<TSR_GELU_TANH>, tsr_swiglu_args, 3)
+TSR_TILE_KERNELS(clamped_tile, forward_of<TSR_SILU_CLAMPED>, tsr_swiglu_args, 3)
 
 /* ---- rows that go into e4m3 as well ---- */
 
@@ -216,8 +233,10 @@ extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args 
     tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(f), false, whole);
     if (args->activation == TSR_SILU)
         TSR_TILE_LAUNCH(forward_tile, args, tiling, stream);
-    else
+    else if (args->activation == TSR_GELU_TANH)
         TSR_TILE_LAUNCH(gelu_tile, args, tiling, stream);
+    else
+        TSR_TILE_LAUNCH(clamped_tile, args, tiling, stream);
     TSR_TRY(tsr_fp8_rows_cuda(stream, args->act8, args->act, args->tokens, f, args->dtype));
     return tsr_launched("swiglu");
 }
@@ -246,9 +265,10 @@ static __device__ __forceinline__ void back_eight(float *dz_gate, float *dz_up, 
     for (int j = 0; j < 8; j++) {
         float gate = v->g_gate[j] * dz_gate[j] + v->bias_gate[j];
         float up = v->g_up[j] * dz_up[j] + v->bias_up[j];
-        float slope, f = activate<F>(gate, &slope);
-        float dy_up = dact[j] * f;
-        float dy_gate = dact[j] * up * slope;
+        bool kept;
+        float slope, f = activate<F>(gate, &slope), factor = up_factor<F>(up, &kept);
+        float dy_up = kept ? dact[j] * f : 0;
+        float dy_gate = dact[j] * factor * slope;
         sum->gate[j] += dy_gate * dz_gate[j];
         sum->up[j] += dy_up * dz_up[j];
         dz_gate[j] = v->g_gate[j] * dy_gate;
@@ -310,6 +330,7 @@ back_of(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype d
 
 TSR_TILE_KERNELS(back_tile, back_of<TSR_SILU>, tsr_swiglu_backward_args, 2)
 TSR_TILE_KERNELS(back_gelu_tile, back_of<TSR_GELU_TANH>, tsr_swiglu_backward_args, 2)
+TSR_TILE_KERNELS(back_clamped_tile, back_of<TSR_SILU_CLAMPED>, tsr_swiglu_backward_args, 2)
 
 /* Both largest of a block; `shared` is another one for the next row, so that one barrier is enough. */
 static __device__ __forceinline__ uint2 block_max2(uint2 *shared, uint2 own)
@@ -503,8 +524,10 @@ extern "C" tsr_status tsr_swiglu_backward_cuda(tsr_stream *stream,
     if (tiling.chunks) {
         if (args->activation == TSR_SILU)
             TSR_TILE_LAUNCH(back_tile, args, tiling, stream);
-        else
+        else if (args->activation == TSR_GELU_TANH)
             TSR_TILE_LAUNCH(back_gelu_tile, args, tiling, stream);
+        else
+            TSR_TILE_LAUNCH(back_clamped_tile, args, tiling, stream);
         TSR_TRY(tsr_launched("swiglu_backward"));
     }
     TSR_TRY(tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream));

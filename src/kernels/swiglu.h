@@ -1,6 +1,7 @@
 /*
  * kernels/swiglu.h: act = f(y_gate) y_up (Shazeer 2020), with magnitude and bias of the two
  * projections applied on the way: y = g z + bias; and its backward. f is silu, or gelu for GeGLU.
+ * TSR_SILU_CLAMPED takes both within limits and y_up + 1; beyond a limit the gradient of what was beyond is 0.
  *
  * Rows of z_gate, z_up, dz_gate and dz_up are `stride` apart: both may be halves of one projection.
  *

@@ -64,11 +64,30 @@ TSR_INLINE float gelu_gate(float x)
     return 2.0f / (1.0f + tsr_expf(-2.0f * u));
 }
 
+/* What of up, and of its gradient, f(gate) is multiplied with. */
+TSR_INLINE float up_factor(float up, tsr_activation activation)
+{
+    if (activation != TSR_SILU_CLAMPED)
+        return up;
+    up = up > TSR_CLAMPED_LIMIT ? TSR_CLAMPED_LIMIT : up;
+    return (up < -TSR_CLAMPED_LIMIT ? -TSR_CLAMPED_LIMIT : up) + 1.0f;
+}
+
+TSR_INLINE float up_gradient(float f, float up, tsr_activation activation)
+{
+    bool beyond = up > TSR_CLAMPED_LIMIT || up < -TSR_CLAMPED_LIMIT;
+    return activation == TSR_SILU_CLAMPED && beyond ? 0.0f : f;
+}
+
 /* f(gate) */
 TSR_INLINE float activate(float gate, tsr_activation activation)
 {
     if (activation == TSR_SILU)
         return gate / (1.0f + tsr_expf(-gate));
+    if (activation == TSR_SILU_CLAMPED) {
+        float g = gate > TSR_CLAMPED_LIMIT ? TSR_CLAMPED_LIMIT : gate;
+        return g / (1.0f + tsr_expf(-TSR_CLAMPED_SLOPE * g));
+    }
     return 0.5f * gate * gelu_gate(gate);
 }
 
@@ -79,6 +98,14 @@ TSR_INLINE float slope(float *f, float gate, tsr_activation activation)
         float sigmoid = 1.0f / (1.0f + tsr_expf(-gate));
         *f = gate * sigmoid;
         return sigmoid * (1.0f + gate * (1.0f - sigmoid));
+    }
+    if (activation == TSR_SILU_CLAMPED) {
+        float g = gate > TSR_CLAMPED_LIMIT ? TSR_CLAMPED_LIMIT : gate;
+        float sigmoid = 1.0f / (1.0f + tsr_expf(-TSR_CLAMPED_SLOPE * g));
+        *f = g * sigmoid;
+        return gate > TSR_CLAMPED_LIMIT
+                   ? 0.0f
+                   : sigmoid * (1.0f + TSR_CLAMPED_SLOPE * g * (1.0f - sigmoid));
     }
     float both = gelu_gate(gate);
     *f = 0.5f * gate * both;
@@ -102,7 +129,7 @@ TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile, tsr_act
         for (int64_t i = 0; i < tile.columns; i++) {
             float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
             float up = v.g_up[i] * z_up[i] + v.bias_up[i];
-            row[i] = activate(gate, activation) * up;
+            row[i] = activate(gate, activation) * up_factor(up, activation);
         }
         memcpy((float *)args->act + at, row, (size_t)tile.columns * sizeof(float));
     }
@@ -112,12 +139,15 @@ TSR_CLONES static void forward_task(void *context, int task)
 {
     const tsr_swiglu_args *args = context;
     bool whole = false;
-    for (int strip = 0; strip < tsr_task_strips(args->f, whole); strip++)
+    for (int strip = 0; strip < tsr_task_strips(args->f, whole); strip++) {
+        tsr_tile tile = tsr_tile_at(task, strip, args->tokens, args->f, whole);
         if (args->activation == TSR_SILU)
-            forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole), TSR_SILU);
+            forward_tile(args, tile, TSR_SILU);
+        else if (args->activation == TSR_GELU_TANH)
+            forward_tile(args, tile, TSR_GELU_TANH);
         else
-            forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole),
-                         TSR_GELU_TANH);
+            forward_tile(args, tile, TSR_SILU_CLAMPED);
+    }
 }
 
 TSR_INLINE void add_products(tsr_strip_sum *sum, const float *dy, const float *z, int64_t count)
@@ -153,8 +183,8 @@ TSR_INLINE void backward_tile(const tsr_swiglu_backward_args *args, tsr_tile til
             float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
             float up = v.g_up[i] * z_up[i] + v.bias_up[i];
             float f, factor = slope(&f, gate, activation);
-            dy_up[i] = dact[i] * f;
-            dy_gate[i] = dact[i] * up * factor;
+            dy_up[i] = dact[i] * up_gradient(f, up, activation);
+            dy_gate[i] = dact[i] * up_factor(up, activation) * factor;
         }
         if (args->dm_gate)
             add_products(&gate_sum, dy_gate, z_gate, tile.columns);
@@ -174,12 +204,15 @@ TSR_CLONES static void backward_task(void *context, int task)
 {
     const tsr_swiglu_backward_args *args = context;
     bool whole = args->dm_gate || args->dm_up;
-    for (int strip = 0; strip < tsr_task_strips(args->f, whole); strip++)
+    for (int strip = 0; strip < tsr_task_strips(args->f, whole); strip++) {
+        tsr_tile tile = tsr_tile_at(task, strip, args->tokens, args->f, whole);
         if (args->activation == TSR_SILU)
-            backward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole), TSR_SILU);
+            backward_tile(args, tile, TSR_SILU);
+        else if (args->activation == TSR_GELU_TANH)
+            backward_tile(args, tile, TSR_GELU_TANH);
         else
-            backward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole),
-                          TSR_GELU_TANH);
+            backward_tile(args, tile, TSR_SILU_CLAMPED);
+    }
 }
 
 tsr_status tsr_swiglu_ref(const tsr_swiglu_args *args, tsr_pool *pool)

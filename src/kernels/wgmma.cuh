@@ -69,6 +69,16 @@ static __device__ __forceinline__ void tsr_box_copy(uint32_t to, const CUtensorM
                  : "memory");
 }
 
+/* The same of matrix z of a stack. */
+static __device__ __forceinline__ void tsr_box_copy_of(uint32_t to, const CUtensorMap *map, int x,
+                                                       int y, int z, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
 /* ---- registers ---- */
 
 /* Of a kernel that begins with fewer or more of them than a warpgroup's part of it needs: each of its
@@ -78,7 +88,8 @@ static __device__ __forceinline__ void tsr_box_copy(uint32_t to, const CUtensorM
 
 /* ---- products ---- */
 
-/* A left operand whose rows are the tile's, from column 16 n on: + 32 n. Of tiles of 64 rows. */
+/* A left operand whose rows are the tile's, from column 16 n on: + 32 n; of tiles of 64 rows. Or a right
+ * operand whose columns are the tile's rows. */
 static __device__ __forceinline__ uint64_t tsr_wgmma_rows(uint32_t tile)
 {
     const uint64_t swizzled = 1, eight_rows = 1024 / 16;
@@ -124,7 +135,9 @@ static __device__ __forceinline__ void tsr_wgmma_wait(float c[32][4])
 #define TSR_SUMS(i) TSR_SUM(i), TSR_SUM((i) + 1), TSR_SUM((i) + 2), TSR_SUM((i) + 3)
 
 /* c += left right, or c = left right: 64 rows, 256 columns, 16 products. Warp w of the group has rows
- * 16 w to 16 w + 15, and c[j] is its column group j of 8, as mma.m16n8 leaves it. */
+ * 16 w to 16 w + 15, and c[j] is its column group j of 8, as mma.m16n8 leaves it. Columns are 1 where
+ * `right` is of tsr_wgmma_columns, 0 where it is of tsr_wgmma_rows. */
+template <int COLUMNS = 1>
 static __device__ __forceinline__ void tsr_wgmma(float c[32][4], uint64_t left, uint64_t right,
                                                  bool add)
 {
@@ -142,11 +155,11 @@ static __device__ __forceinline__ void tsr_wgmma(float c[32][4], uint64_t left, 
                  "%110, %111, "
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "
                  "%125, %126, %127}, "
-                 "%128, %129, p, 1, 1, 0, 1;\n"
+                 "%128, %129, p, 1, 1, 0, %131;\n"
                  "}"
                  : TSR_SUMS(0), TSR_SUMS(4), TSR_SUMS(8), TSR_SUMS(12), TSR_SUMS(16), TSR_SUMS(20),
                    TSR_SUMS(24), TSR_SUMS(28)
-                 : "l"(left), "l"(right), "r"((int)add));
+                 : "l"(left), "l"(right), "r"((int)add), "n"(COLUMNS));
 }
 
 #undef TSR_SUMS

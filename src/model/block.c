@@ -160,6 +160,16 @@ void tsr_block_gain(tsr_block *b, tsr_residual *r, const char *name)
                       b->width, false);
 }
 
+int16_t tsr_block_plus(tsr_block *b, int16_t value, int16_t other, tsr_value_name y)
+{
+    tsr_node *node = add_node(b, &tsr_node_sum);
+    if (b->value[value].matrix != TSR_NONE || b->value[value].width != b->value[other].width)
+        b->fault = "it adds up what cannot be";
+    node->in[0] = value;
+    node->in[1] = other;
+    return add_output(b, node, 0, y, b->value[value].width, false);
+}
+
 void tsr_block_give(tsr_block *b, int16_t value, int slot)
 {
     if (slot >= TSR_SHARED_SLOTS || b->value[value].matrix != TSR_NONE)
@@ -233,6 +243,34 @@ void tsr_block_rope(tsr_block *b, int16_t qkv[3], const char *q_norm, const char
     }
     node->weight[0] = add_vector(b, q_norm, (uint64_t)spec->head_dim);
     node->weight[1] = add_vector(b, k_norm, (uint64_t)spec->head_dim);
+}
+
+void tsr_block_columns(tsr_block *b, int16_t out[2], int16_t value, uint64_t width,
+                       const tsr_value_name called[2])
+{
+    tsr_node *node = add_node(b, &tsr_node_columns);
+    node->in[0] = value;
+    if (width >= b->value[value].width)
+        b->fault = "it splits a value into more than it has";
+    out[0] = add_output(b, node, 0, called[0], width, false);
+    out[1] = add_output(b, node, 1, called[1], b->value[value].width - width, false);
+}
+
+void tsr_block_latent(tsr_block *b, int16_t qkv[3], const tsr_latent_spec *spec)
+{
+    static const tsr_value_name called[3] = {{"q", "queries"}, {"k", "keys"}, {"v", "values"}};
+    tsr_node *node = add_node(b, &tsr_node_latent);
+    uint64_t heads = (uint64_t)spec->heads, nope = (uint64_t)spec->nope_dim;
+    uint64_t rope = (uint64_t)spec->rope_dim, v = (uint64_t)spec->v_dim;
+    const uint64_t in[3] = {heads * (nope + rope), rope, heads * (nope + v)};
+    const uint64_t out[3] = {heads * (nope + rope), heads * (nope + rope), heads * v};
+    node->spec.latent = *spec;
+    for (int i = 0; i < 3; i++) {
+        node->in[i] = qkv[i];
+        if (b->value[qkv[i]].width != in[i])
+            b->fault = "latent attention reads values of other widths";
+        qkv[i] = add_output(b, node, i, called[i], out[i], false);
+    }
 }
 
 /* A vector without the block's 1 + w. */
@@ -333,7 +371,15 @@ int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attent
     add_output(b, node, TSR_ATTENTION_LSE, (tsr_value_name){"lse", "attention's log-sum-exp"},
                (uint64_t)spec->q_heads, true);
     return add_output(b, node, TSR_ATTENTION_O, (tsr_value_name){"o", "output of attention"},
-                      b->value[qkv[0]].width, false);
+                      (uint64_t)spec->q_heads *
+                          (uint64_t)tsr_attention_v_dim(spec->v_dim, spec->head_dim),
+                      false);
+}
+
+void tsr_block_sinks(tsr_block *b, int16_t o, const char *name)
+{
+    tsr_node *node = &b->node[b->value[o].node];
+    node->weight[0] = add_plain_vector(b, name, 0, (uint64_t)node->spec.attention.q_heads, true);
 }
 
 int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation activation)
@@ -347,6 +393,77 @@ int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation act
                              up == TSR_NONE ? width / 2 : width, false);
     b->value[out].rows = b->value[gate].rows;
     return out;
+}
+
+/* ---- linear attention, gates ---- */
+
+int16_t tsr_block_convolution(tsr_block *b, int16_t value, const char *name, int32_t taps)
+{
+    tsr_node *node = add_node(b, &tsr_node_convolution);
+    uint64_t width = b->value[value].width;
+    node->spec.convolution.taps = taps;
+    node->in[0] = value;
+    node->weight[0] = add_plain_vector(b, name, 0, width * (uint64_t)taps, false);
+    b->vector[node->weight[0]].taps = (uint64_t)taps;
+    return add_output(b, node, 0,
+                      (tsr_value_name){"qkv", "queries, keys and values after the convolution"},
+                      width, false);
+}
+
+int16_t tsr_block_delta_rule(tsr_block *b, const int16_t mixed_beta_decay[3], const char *a_log,
+                             const char *dt_bias, const tsr_delta_rule_spec *spec)
+{
+    tsr_node *node = add_node(b, &tsr_node_delta_rule);
+    uint64_t heads = (uint64_t)spec->value_heads, keys = (uint64_t)spec->key_heads;
+    uint64_t dk = (uint64_t)spec->key_dim, dv = (uint64_t)spec->value_dim;
+    const int16_t *in = mixed_beta_decay;
+    node->spec.delta_rule = *spec;
+    for (int i = 0; i < 3; i++)
+        node->in[i] = in[i];
+    if (b->value[in[0]].width != 2 * keys * dk + heads * dv || b->value[in[1]].width != heads ||
+        b->value[in[2]].width != heads || heads % keys)
+        b->fault = "the heads of a delta rule are not what its inputs have";
+    node->weight[0] = add_plain_vector(b, a_log, 0, heads, true);
+    node->weight[1] = add_plain_vector(b, dt_bias, 0, heads, true);
+    return add_output(b, node, 0, (tsr_value_name){"o", "output of the delta rule"}, heads * dv,
+                      false);
+}
+
+int16_t tsr_block_gated_norm(tsr_block *b, int16_t value, int16_t gate, const char *name,
+                             const tsr_gated_norm_spec *spec)
+{
+    tsr_node *node = add_node(b, &tsr_node_gated_norm);
+    uint64_t width = b->value[value].width;
+    node->spec.gated_norm = *spec;
+    node->in[0] = value;
+    node->in[1] = gate;
+    if (b->value[gate].width != width || width % (uint64_t)spec->head_dim)
+        b->fault = "a gated norm and its gate have different widths";
+    node->weight[0] = add_plain_vector(b, name, 0, (uint64_t)spec->head_dim, false);
+    return add_output(b, node, 0, (tsr_value_name){"y", "output of the gated norm"}, width, false);
+}
+
+void tsr_block_split(tsr_block *b, int16_t half[2], int16_t value, int32_t heads,
+                     const tsr_value_name called[2])
+{
+    tsr_node *node = add_node(b, &tsr_node_split);
+    node->spec.split.heads = heads;
+    node->in[0] = value;
+    if (b->value[value].width % (2 * (uint64_t)heads))
+        b->fault = "heads of an odd width are split";
+    for (int i = 0; i < 2; i++)
+        half[i] = add_output(b, node, i, called[i], b->value[value].width / 2, false);
+}
+
+int16_t tsr_block_gate(tsr_block *b, int16_t value, int16_t gate, tsr_value_name called)
+{
+    tsr_node *node = add_node(b, &tsr_node_gate);
+    uint64_t width = b->value[value].width;
+    node->in[0] = value;
+    node->in[1] = gate;
+    if (width % b->value[gate].width || b->value[value].matrix != TSR_NONE)
+        b->fault = "a gate is for no equal groups of columns, or of a linear's bare result";
+    return add_output(b, node, 0, called, width, false);
 }
 
 void tsr_block_add(tsr_block *b, tsr_residual *r, int16_t value)
@@ -427,13 +544,16 @@ bool tsr_block_same(const tsr_block *a, const tsr_block *b)
     for (int i = 0; i < a->matrix_count && same; i++)
         same = !strcmp(a->matrix[i].name, b->matrix[i].name) &&
                a->matrix[i].in == b->matrix[i].in && a->matrix[i].bias == b->matrix[i].bias &&
-               a->matrix[i].of_model == b->matrix[i].of_model;
+               a->matrix[i].of_model == b->matrix[i].of_model &&
+               a->matrix[i].router == b->matrix[i].router;
     for (int i = 0; i < a->vector_count && same; i++)
         same = !strcmp(a->vector[i].name, b->vector[i].name) &&
                a->vector[i].count == b->vector[i].count && a->vector[i].rows == b->vector[i].rows &&
                a->vector[i].bare == b->vector[i].bare && a->vector[i].wide == b->vector[i].wide &&
+               !(a->vector[i].divisor < b->vector[i].divisor) &&
+               !(a->vector[i].divisor > b->vector[i].divisor) &&
                a->vector[i].plus_one == b->vector[i].plus_one &&
-               a->vector[i].one == b->vector[i].one &&
+               a->vector[i].one == b->vector[i].one && a->vector[i].taps == b->vector[i].taps &&
                a->vector[i].of_model == b->vector[i].of_model;
     for (int i = 0; i < a->stack_count && same; i++)
         same = !strcmp(a->stack[i].name, b->stack[i].name) &&

@@ -37,6 +37,7 @@ typedef struct {
     uint64_t out, in;
     bool bias;
     bool of_model; /* the module is the model's: the name is below "model" */
+    bool router;   /* it has no adapter */
     int16_t node;  /* that multiplies with it */
     /* Its values: the result, which may still lack magnitude and bias; x A^T; and, where the adapter composes
      * its output (adapters/linear.h), the product before that. */
@@ -70,15 +71,18 @@ static inline uint64_t tsr_stack_matrices(const tsr_stack *stack)
     return stack->experts * (uint64_t)stack->parts;
 }
 
-/* A frozen vector, the tensor "<layer>.<name>.weight"; with `rows` a matrix [rows, count] that is never quantized. */
+/* A frozen vector, the tensor "<layer>.<name>.weight"; with `rows` a matrix [rows, count] that is never
+ * quantized; with taps [count / taps, 1, taps], of a convolution. */
 typedef struct {
     const char *name;
     uint64_t count, rows;
     bool bare;     /* the tensor is "<layer>.<name>" */
     bool wide;     /* kept in fp32, whatever it is stored as */
+    float divisor; /* what is used is w / divisor; 0: w */
     bool plus_one; /* what is used is 1 + w (Gemma) */
     bool of_model; /* as of a matrix */
     bool one;      /* the tensor is "<layer>.<name>" and has one element, which stands for all */
+    uint64_t taps; /* 0: it is [count] */
 } tsr_vector;
 
 /* What passes between nodes: [tokens, width] of the compute dtype, or a statistic in fp32. */
@@ -119,12 +123,21 @@ typedef struct {
     bool neighbours; /* as in kernels/rope_tables.h */
 } tsr_rope_spec;
 
+/* As in kernels/latent_qkv.h; table: of the model's. */
+typedef struct {
+    int32_t heads, nope_dim, rope_dim, v_dim;
+    int32_t table;
+    bool neighbours;
+} tsr_latent_spec;
+
+/* v_dim: of the heads of values; 0: head_dim. */
 typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     int32_t window; /* a token sees itself and window - 1 before it; 0: all before it */
     float scale;    /* of the scores; 0: 1 / sqrt(head_dim) */
     float softcap;  /* c: the scores become c tanh(score / c); 0: they stay */
     bool shared;    /* other layers read its keys and values too; set by tsr_block_attention */
+    int32_t v_dim;
 } tsr_attention_spec;
 
 typedef struct {
@@ -146,6 +159,23 @@ typedef struct {
     int64_t out, in;
 } tsr_experts_spec;
 
+typedef struct {
+    int32_t taps;
+} tsr_convolution_spec;
+
+typedef struct {
+    int32_t key_heads, value_heads, key_dim, value_dim;
+} tsr_delta_rule_spec;
+
+typedef struct {
+    float eps;
+    int32_t head_dim;
+} tsr_gated_norm_spec;
+
+typedef struct {
+    int32_t heads;
+} tsr_split_spec;
+
 /* in, out: values; weight: matrices of a linear node, stacks of one of experts, vectors of any other; TSR_NONE where there is none. Which
  * port is what, each kind says (node.h). */
 typedef struct {
@@ -157,8 +187,13 @@ typedef struct {
         tsr_attention_spec attention;
         tsr_glu_spec glu;
         tsr_inputs_spec inputs;
+        tsr_latent_spec latent;
         tsr_route_spec route;
         tsr_experts_spec experts;
+        tsr_convolution_spec convolution;
+        tsr_delta_rule_spec delta_rule;
+        tsr_gated_norm_spec gated_norm;
+        tsr_split_spec split;
     } spec;
 } tsr_node;
 
@@ -216,10 +251,41 @@ int16_t tsr_block_linear(tsr_block *block, int16_t x, const char *name, uint64_t
 void tsr_block_rope(tsr_block *block, int16_t qkv[3], const char *q_norm, const char *k_norm,
                     const tsr_rope_spec *spec);
 
+/* A linear's result in two: its first `width` columns, and the rest. */
+void tsr_block_columns(tsr_block *block, int16_t out[2], int16_t value, uint64_t width,
+                       const tsr_value_name called[2]);
+
+/* qkv: results of linears, queries and keys with values, and between them the part of keys that all heads share, which a
+ * columns made; they are replaced by q, k and v. */
+void tsr_block_latent(tsr_block *block, int16_t qkv[3], const tsr_latent_spec *spec);
+
 int16_t tsr_block_attention(tsr_block *block, const int16_t qkv[3], const tsr_attention_spec *spec);
+
+/* The attention that made o has a sink for each of its heads (kernels/attention.h), the vector `name` without
+ * ".weight". */
+void tsr_block_sinks(tsr_block *block, int16_t o, const char *name);
 
 /* f(gate) up; of one linear's result of which up is the second half: up TSR_NONE. */
 int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up, tsr_activation activation);
+
+/* A linear's result, convolved over time with the weight `name` [width, 1, taps], and SiLU. */
+int16_t tsr_block_convolution(tsr_block *block, int16_t value, const char *name, int32_t taps);
+
+/* The gated delta rule (kernels/delta_rule.h) of queries, keys and values side by side, with what two linears make of
+ * beta and of the decay, and the vectors of the decay. */
+int16_t tsr_block_delta_rule(tsr_block *block, const int16_t mixed_beta_decay[3], const char *a_log,
+                             const char *dt_bias, const tsr_delta_rule_spec *spec);
+
+/* The RMSNorm of each head with the weight `name`, times SiLU of a linear's result. */
+int16_t tsr_block_gated_norm(tsr_block *block, int16_t value, int16_t gate, const char *name,
+                             const tsr_gated_norm_spec *spec);
+
+/* The first and second half of each head of a linear's result. */
+void tsr_block_split(tsr_block *block, int16_t half[2], int16_t value, int32_t heads,
+                     const tsr_value_name called[2]);
+
+/* A value times the sigmoid of another, which has as many columns, or one for each group of columns. */
+int16_t tsr_block_gate(tsr_block *block, int16_t value, int16_t gate, tsr_value_name called);
 
 /* The RMSNorm of each head of head_dim columns of a value that no linear made, without a weight. */
 int16_t tsr_block_norm_heads(tsr_block *block, int16_t value, uint64_t head_dim, float eps,
@@ -233,6 +299,9 @@ int16_t tsr_block_layer_inputs(tsr_block *block, int16_t value, const char *name
 
 /* Adds up the residual stream and multiplies it by the vector `name` of one element. */
 void tsr_block_gain(tsr_block *block, tsr_residual *r, const char *name);
+
+/* The sum of a value that no linear made and any other, beside the residual stream. */
+int16_t tsr_block_plus(tsr_block *block, int16_t value, int16_t other, tsr_value_name y);
 
 /* Puts a value that no linear made into a slot, where layers further up find it; its gradient is the sum of theirs. */
 void tsr_block_give(tsr_block *block, int16_t value, int slot);
@@ -251,7 +320,7 @@ typedef struct {
  * of the choice alone; expert_scale: factors of the weights. */
 typedef struct {
     const char *weight, *bias, *correction, *expert_scale;
-} tsr_router_names;
+} tsr_router_names; /* weight NULL: x are the logits */
 
 tsr_block_routes tsr_block_route(tsr_block *block, int16_t x, const tsr_router_names *names,
                                  const tsr_route_spec *spec);

@@ -13,6 +13,7 @@ typedef struct {
     uint64_t count, room;
     tsr_dtype dtype;
     const char *prefix; /* "model." */
+    bool mxfp4;         /* experts are blocks and scales (quant/mxfp4_stack.h) */
 } list;
 
 /* [rows, columns], or [rows] where columns is 0. `name` becomes the list's. */
@@ -57,6 +58,21 @@ static tsr_status add_in_model(list *to, const char *name, uint64_t rows, uint64
     return add_of(to, strdup(to->prefix), name, rows, columns);
 }
 
+static tsr_status add_mxfp4(list *to, const tsr_stack *stack, uint64_t layer)
+{
+    static const char *const what[2] = {"_blocks", "_scales"};
+    for (int i = 0; i < 2; i++) {
+        TSR_TRY(add_of(to, below(to, layer, stack->files->fused), what[i], stack->experts, 0));
+        tsr_tensor *last = &to->tensor[to->count - 1];
+        last->dtype = TSR_U8;
+        last->ndim = i ? 3 : 4;
+        last->shape[1] = stack->out;
+        last->shape[2] = stack->in / TSR_MXFP4_BLOCK;
+        last->shape[3] = i ? 0 : TSR_MXFP4_BLOCK_BYTES;
+    }
+    return TSR_OK;
+}
+
 /* As published files have it: one tensor for each expert, else one for all. */
 static tsr_status add_stack(list *to, const tsr_stack *stack, uint64_t layer)
 {
@@ -67,7 +83,9 @@ static tsr_status add_stack(list *to, const tsr_stack *stack, uint64_t layer)
         tsr_stack_expert_name(name, names, i / parts, (int)(i % parts));
         TSR_TRY(add_of(to, below(to, layer, name), ".weight", stack->out / parts, stack->in));
     }
-    if (names->fused) {
+    if (names->fused && to->mxfp4)
+        TSR_TRY(add_mxfp4(to, stack, layer));
+    else if (names->fused) {
         bool turned = names->transposed;
         TSR_TRY(add(to, below(to, layer, names->fused), stack->experts, 0));
         tsr_tensor *last = &to->tensor[to->count - 1];
@@ -99,6 +117,13 @@ static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t l
                        : v->rows ? v->rows
                                  : v->count,
                        v->rows ? v->count : 0));
+        tsr_tensor *last = &to->tensor[to->count - 1];
+        if (v->taps) {
+            last->ndim = 3;
+            last->shape[0] = v->count / v->taps;
+            last->shape[1] = 1;
+            last->shape[2] = v->taps;
+        }
     }
     for (int i = 0; i < block.stack_count; i++)
         TSR_TRY(add_stack(to, &block.stack[i], layer));
@@ -127,7 +152,9 @@ tsr_status tsr_model_describe(tsr_checkpoint **out, const char *directory,
             "%s: its weights are missing, and a 4-bit checkpoint cannot be planned without their "
             "headers; download them, or plan with the model that it was quantized from",
             directory);
-    list tensors = {.dtype = config->dtype, .prefix = tsr_composite_prefix(config->composite)};
+    list tensors = {.dtype = config->dtype,
+                    .prefix = tsr_composite_prefix(config->composite),
+                    .mxfp4 = config->mxfp4};
     tsr_status status = add_all(&tensors, config);
     if (status == TSR_OK)
         status = tsr_checkpoint_describe(out, directory, tensors.tensor, tensors.count);

@@ -122,6 +122,7 @@ tsr_status tsr_layout_plain_tensor(const tsr_tensor **out, tsr_dtype *dtype,
 typedef struct {
     float plus, divisor;
     bool one;
+    uint64_t taps; /* as of a tsr_vector */
 } vector_use;
 
 static tsr_status add_vector(int *index, const tsr_layout_builder *b, tsr_layout_unit *unit,
@@ -131,11 +132,13 @@ static tsr_status add_vector(int *index, const tsr_layout_builder *b, tsr_layout
     tsr_dtype dtype = TSR_F32;
     uint64_t rows = vector->rows ? vector->rows : 1, count = rows * vector->count;
     uint64_t stored = use.one ? 1 : count;
-    const uint64_t shape[2] = {vector->rows, vector->count};
-    TSR_TRY(tsr_layout_plain_tensor(&tensor, &dtype, b, name, vector->rows ? 2 : 1,
-                                    vector->rows ? shape
-                                    : use.one    ? &stored
-                                                 : &vector->count));
+    const uint64_t matrix[2] = {vector->rows, vector->count};
+    const uint64_t shape[3] = {use.taps ? count / use.taps : stored, 1, use.taps};
+    TSR_TRY(tsr_layout_plain_tensor(&tensor, &dtype, b, name,
+                                    vector->rows ? 2
+                                    : use.taps   ? 3
+                                                 : 1,
+                                    vector->rows ? matrix : shape));
     bool divides = use.divisor != 0 && use.divisor != 1;
     bool changed = use.plus != 0 || divides || use.one || (vector->wide && dtype != TSR_F32);
     *index = tsr_layout_add_frozen(unit, (tsr_layout_segment){.name = tensor->name,
@@ -239,7 +242,10 @@ static tsr_status make_layer(const tsr_layout_builder *b, int layer)
         tsr_layout_put_name(name, b->prefix, layer, vector->of_model, vector->name,
                             vector->one || vector->bare ? "" : ".weight");
         TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector,
-                           (vector_use){.plus = vector->plus_one, .one = vector->one}));
+                           (vector_use){.plus = vector->plus_one,
+                                        .divisor = vector->divisor,
+                                        .one = vector->one,
+                                        .taps = vector->taps}));
     }
     if (layer < b->layout->layer_count - 1)
         return TSR_OK;

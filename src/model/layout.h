@@ -30,6 +30,7 @@
 #include "io/checkpoint.h"
 #include "model/arch/config.h"
 #include "model/block.h"
+#include "quant/mxfp4_stack.h"
 #include "quant/nf4_tensor.h"
 #include "shard/unit.h"
 
@@ -89,6 +90,8 @@ typedef struct {
         *source; /* of each matrix [out / parts, in]; or of a fused tensor all are that one */
     bool fused, transposed;
     bool quantized, nested;
+    bool mxfp4; /* codes and absmax are its codes and scales, as the checkpoint has them: */
+    tsr_mxfp4_stack stored;
     int codes, absmax, plain, bias; /* frozen segments of its unit */
     uint64_t r;                     /* of each expert's adapter, in memory; 0: none */
     double alpha, scale;

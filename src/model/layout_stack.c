@@ -99,12 +99,35 @@ static tsr_status fused_source(const tsr_layout_builder *b, tsr_layout_stack *st
     return TSR_OK;
 }
 
+/* Blocks and scales beside the name of the tensor of all experts; false: the checkpoint has none. */
+static tsr_status mxfp4_source(bool *found, const tsr_layout_builder *b, tsr_layout_stack *stack,
+                               const char *name)
+{
+    char blocks[TSR_LAYOUT_NAME_BYTES + 8], scales[TSR_LAYOUT_NAME_BYTES + 8];
+    snprintf(blocks, sizeof blocks, "%s_blocks", name);
+    snprintf(scales, sizeof scales, "%s_scales", name);
+    const tsr_tensor *codes = tsr_checkpoint_find(b->checkpoint, blocks);
+    const tsr_tensor *powers = tsr_checkpoint_find(b->checkpoint, scales);
+    *found = codes || powers;
+    if (!*found)
+        return TSR_OK;
+    if (!codes || !powers)
+        return tsr_fail(TSR_EDATA, "%s: %s is there without %s; is the checkpoint complete?",
+                        tsr_checkpoint_directory(b->checkpoint), codes ? blocks : scales,
+                        codes ? scales : blocks);
+    stack->source[0] = (tsr_weight){.weight = codes, .dtype = TSR_BF16};
+    stack->fused = stack->mxfp4 = true;
+    return tsr_mxfp4_stack_make(&stack->stored, codes, powers, stack->experts, stack->out,
+                                stack->in, stack->parts);
+}
+
 /* One tensor for each expert where the checkpoint has the first one, else one for all. */
 static tsr_status find_sources(const tsr_layout_builder *b, tsr_layout_stack *stack, int layer)
 {
-    char one[TSR_LAYOUT_NAME_BYTES], fused[TSR_LAYOUT_NAME_BYTES] = "";
+    char one[TSR_LAYOUT_NAME_BYTES] = "", fused[TSR_LAYOUT_NAME_BYTES] = "";
     uint64_t count = tsr_layout_stack_matrices(stack);
-    put_one(one, b, layer, stack->files, 0, 0);
+    if (stack->files->one[0])
+        put_one(one, b, layer, stack->files, 0, 0);
     if (stack->files->fused)
         tsr_layout_put_name(fused, b->prefix, layer, false, stack->files->fused, "");
     bool has_fused = stack->files->fused && tsr_checkpoint_find(b->checkpoint, fused);
@@ -113,11 +136,17 @@ static tsr_status find_sources(const tsr_layout_builder *b, tsr_layout_stack *st
         return tsr_fail(TSR_ENOMEM, "out of memory for the experts of layer %d", layer);
     if (has_fused)
         return fused_source(b, stack, fused);
-    if (!tsr_checkpoint_find(b->checkpoint, one))
+    bool mxfp4 = false;
+    if (stack->files->fused)
+        TSR_TRY(mxfp4_source(&mxfp4, b, stack, fused));
+    if (mxfp4)
+        return TSR_OK;
+    if (!*one || !tsr_checkpoint_find(b->checkpoint, one))
         return tsr_fail(TSR_EDATA,
                         "%s: the experts of layer %d are missing: neither %s nor %s is there; is "
                         "the checkpoint complete?",
-                        tsr_checkpoint_directory(b->checkpoint), layer, one,
+                        tsr_checkpoint_directory(b->checkpoint), layer,
+                        *one ? one : "one tensor of each expert",
                         *fused ? fused : "one tensor of all experts");
     for (uint64_t i = 0; i < count; i++)
         TSR_TRY(one_source(b, stack, layer, i));
@@ -134,8 +163,9 @@ static void add_weights(const tsr_layout_builder *b, tsr_layout_unit *unit, int 
                                   .of_stack = true,
                                   .stack_index = index,
                                   .element_count = stack->experts * stack->out * stack->in};
-    stack->quantized = b->options.load_in_4bit && (source->prequantized || !b->in_4bit);
-    stack->nested = source->prequantized ? source->nested : b->options.nested;
+    stack->quantized =
+        stack->mxfp4 || (b->options.load_in_4bit && (source->prequantized || !b->in_4bit));
+    stack->nested = source->prequantized ? source->nested : b->options.nested && !stack->mxfp4;
     if (!stack->quantized) {
         segment.dtype = source->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
         stack->plain = tsr_layout_add_frozen(unit, segment);
@@ -148,6 +178,12 @@ static void add_weights(const tsr_layout_builder *b, tsr_layout_unit *unit, int 
     segment.granule_bytes = TSR_NF4_GRANULE_CODE_BYTES;
     stack->codes = tsr_layout_add_frozen(unit, segment);
     segment.kind = TSR_SEGMENT_ABSMAX;
+    if (stack->mxfp4) {
+        segment.source = stack->stored.scales;
+        segment.granule_bytes = TSR_MXFP4_GRANULE_SCALE_BYTES;
+        stack->absmax = tsr_layout_add_frozen(unit, segment);
+        return;
+    }
     segment.dtype = stack->nested ? TSR_U8 : TSR_F32;
     segment.granule_bytes = stack->nested ? TSR_NF4_GRANULE_ABSMAX_BYTES
                                           : TSR_NF4_GRANULE_BLOCKS * (uint64_t)sizeof(float);

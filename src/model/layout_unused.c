@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "model/arch/arch.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -79,9 +80,21 @@ static bool is_known(const tsr_layout *layout, const char *name)
            (length >= tail && !strcmp(name + length - tail, buffer));
 }
 
-/* Tensors that nothing reads: of the other towers, each named once, and the rest. */
+/* Of a layer behind the last one, which predicts a further token: in Transformers no part of the model either. */
+static bool is_further(const tsr_layout *layout, const char *name)
+{
+    static const char layers[] = "model.layers.";
+    if (!layout->config.arch->further_tokens || strncmp(name, layers, sizeof layers - 1))
+        return false;
+    char *end;
+    const char *number = name + sizeof layers - 1;
+    unsigned long long layer = strtoull(number, &end, 10);
+    return end > number && *end == '.' && layer >= layout->config.layer_count;
+}
+
+/* Tensors that nothing reads: of the other towers, each named once, of further layers, and the rest. */
 typedef struct {
-    uint64_t towers, rest;
+    uint64_t towers, further, rest;
     tsr_text tower_names, rest_names;
     const char *last_tower; /* tensors come sorted by name */
 } unused;
@@ -95,6 +108,8 @@ static void add_unused(unused *to, tsr_layout *layout, const tsr_tensor *tensor)
             tsr_text_printf(&to->tower_names, "%s%s", to->towers ? ", " : "", tower);
         to->last_tower = tower;
         to->towers++;
+    } else if (is_further(layout, tensor->name)) {
+        to->further++;
     } else if (to->rest++ < NAMED) {
         tsr_text_printf(&to->rest_names, "%s%s", to->rest > 1 ? ", " : "", tensor->name);
     }
@@ -118,6 +133,11 @@ tsr_status tsr_layout_warn_unused(tsr_layout *layout, const tsr_checkpoint *chec
                 "%s: only its text decoder is used, and %" PRIu64 " tensors beside it are not: %s",
                 tsr_checkpoint_directory(checkpoint), found.towers,
                 tsr_text_string(&found.tower_names));
+    if (found.further)
+        tsr_log(TSR_LOG_INFO,
+                "%s: %" PRIu64 " tensors of layers from %" PRIu64 " on are not used: they predict "
+                "tokens further on (num_nextn_predict_layers)",
+                tsr_checkpoint_directory(checkpoint), found.further, layout->config.layer_count);
     if (found.rest)
         tsr_log(TSR_LOG_WARNING,
                 "%s: %" PRIu64 " tensors are not used, for config.json describes a model without "

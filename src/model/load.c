@@ -142,6 +142,35 @@ tsr_status tsr_load_agree(const tsr_load_job *job, tsr_status status)
     return tsr_comm_agree(job->loader->comm, job->loader->stream, status, NULL);
 }
 
+/* Values of the segment's dtype, as the tensor has them. */
+static tsr_status read_values(tsr_load_job *job, char *out, const tsr_layout_segment *segment,
+                              uint64_t first, uint64_t count)
+{
+    const tsr_tensor *tensor = segment->source;
+    return tensor->dtype == segment->dtype
+               ? tsr_load_read_finite(tsr_device_pool(job->loader->device), out, tensor, first,
+                                      count)
+               : tsr_safetensors_read_f32((float *)(void *)out, tensor, first, count);
+}
+
+/* The same of rows whose halves are there by turns. */
+static tsr_status read_turns(tsr_load_job *job, char *out, const tsr_layout_segment *segment,
+                             uint64_t first, uint64_t count)
+{
+    uint64_t element = tsr_dtype_bytes(segment->dtype), width = segment->turns;
+    uint64_t row = first / width, rows = tsr_ceil_div(first + count, width) - row;
+    TSR_AUTO_FREE char *stored = malloc(rows * width * element + 1);
+    if (!stored)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", segment->name);
+    TSR_TRY(read_values(job, stored, segment, row * width, rows * width));
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t at = first + i, column = at % width, half = width / 2;
+        uint64_t from = at - column - row * width + column % half * 2 + column / half;
+        memcpy(out + i * element, stored + from * element, element);
+    }
+    return TSR_OK;
+}
+
 /* Elements [first, first + count) of a plain segment as they are kept, to `out`. */
 static tsr_status put_plain(tsr_load_job *job, char *out, const tsr_layout_segment *segment,
                             uint64_t first, uint64_t count)
@@ -154,11 +183,10 @@ static tsr_status put_plain(tsr_load_job *job, char *out, const tsr_layout_segme
         TSR_TRY(tsr_safetensors_read_f32((float *)(void *)staged, tensor, 0, 1));
         for (uint64_t i = 1; i < count; i++)
             ((float *)(void *)staged)[i] = ((float *)(void *)staged)[0];
-    } else if (tensor->dtype == segment->dtype)
-        TSR_TRY(tsr_load_read_finite(tsr_device_pool(job->loader->device), staged, tensor, first,
-                                     count));
+    } else if (segment->turns)
+        TSR_TRY(read_turns(job, staged, segment, first, count));
     else
-        TSR_TRY(tsr_safetensors_read_f32((float *)(void *)staged, tensor, first, count));
+        TSR_TRY(read_values(job, staged, segment, first, count));
     for (uint64_t i = 0; i < count && segment->divisor != 0; i++)
         ((float *)(void *)staged)[i] =
             (((float *)(void *)staged)[i] + segment->plus) / segment->divisor;
@@ -234,7 +262,8 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_m
     for (int i = 0; i < tsr_layout_stacks(parts); i++)
         if (parts->stack[i].quantized &&
             parts->frozen[parts->stack[i].codes].unit == parts->first_unit + part)
-            TSR_TRY(tsr_load_stack(&job, i));
+            TSR_TRY(parts->stack[i].mxfp4 ? tsr_load_mxfp4_stack(&job, i)
+                                          : tsr_load_stack(&job, i));
     tsr_status status = TSR_OK;
     for (int i = 0; i < parts->frozen_count && status == TSR_OK; i++)
         if (parts->frozen[i].kind == TSR_SEGMENT_PLAIN &&

@@ -56,6 +56,7 @@ tsr_status tsr_load_nf4(tsr_load_job *job, int linear);
 
 /* load_stack.c: one quantized stack, collective; or the plain one of this segment. */
 tsr_status tsr_load_stack(tsr_load_job *job, int stack);
+tsr_status tsr_load_mxfp4_stack(tsr_load_job *job, int stack); /* load_mxfp4.c, of MXFP4 */
 tsr_status tsr_load_plain_stack(tsr_load_job *job, const tsr_layout_segment *segment, int index);
 
 #endif

@@ -156,6 +156,29 @@ static bool norms_heads(const tsr_layout *layout)
     return false;
 }
 
+/* What the routers do in a step. */
+static tsr_status walk_routers(tsr_model *model, const tsr_model_options *options,
+                               tsr_take_buffer *device, void *user)
+{
+    uint64_t loads = tsr_model_load_count(options->layout);
+    uint64_t experts = options->layout->config.experts.count;
+    void *count = NULL, *load = NULL;
+    if (!loads || !options->train)
+        return TSR_OK;
+    TSR_TRY(device(user, &count, "router counts", "slots of each expert in the micro-batch at work",
+                   (tsr_array){TSR_I64, loads + experts, 1}));
+    TSR_TRY(device(user, &load, "router loads", "slots of each expert in the step",
+                   (tsr_array){TSR_I64, loads, 1}));
+    if (options->auxiliary)
+        TSR_TRY(take_floats(model ? &model->routers.aux : NULL, device, user, "router", " aux",
+                            "gradient of the auxiliary loss", experts, 1));
+    if (!model)
+        return TSR_OK;
+    model->routers.count = count;
+    model->routers.load = load;
+    return TSR_OK;
+}
+
 /* What the head has of rows of tokens that are trained. */
 static tsr_status walk_rows(tsr_model *model, const tsr_model_options *options,
                             tsr_take_buffer *device, void *user)
@@ -221,6 +244,7 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
             model->stage[i].host = address;
     }
     TSR_TRY(walk_rows(model, options, device, user));
+    TSR_TRY(walk_routers(model, options, device, user));
     TSR_TRY(walk_saved(model, options, host, user));
     tsr_activation_options activation = tsr_model_activation(options);
     if (!model)

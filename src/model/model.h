@@ -32,6 +32,7 @@ typedef struct {
     const int32_t *first_position;  /* [documents]: of the document in its sample */
     uint64_t epoch;
     double label_tokens; /* of the whole step over all ranks: the loss is divided by it */
+    double aux_weight;   /* of the micro-batch's auxiliary loss in the step's loss; 0: none */
     double noise;        /* on what the embedding gives, uniform in [-noise, noise); 0: none */
     bool train;
 } tsr_model_batch;
@@ -42,6 +43,8 @@ typedef struct {
     int32_t *loss_overflow; /* set to 1: a loss is not finite */
     int64_t *correct;       /* labels that are the argmax */
     int64_t *entropy;       /* fixed point, TSR_LOSS_SHIFT */
+    int64_t *aux;           /* auxiliary losses, fixed point, TSR_BALANCE_SHIFT */
+    int64_t *dropped;       /* slots of experts beyond their capacity */
 } tsr_model_sums;
 
 typedef struct {
@@ -63,8 +66,10 @@ typedef struct {
     double label_smoothing; /* 0: none; of evaluations too */
     uint64_t seed;
     tsr_graph_rule graph_rule;
-    bool atomics; /* attention's gradients need not have the same bits in every run */
-    int wider;    /* launches of attention's backward (kernels/attention.h) */
+    double capacity_factor; /* of experts (node.h); 0: none is left out */
+    bool auxiliary;         /* micro-batches may have an aux_weight */
+    bool atomics;           /* attention's gradients need not have the same bits in every run */
+    int wider;              /* launches of attention's backward (kernels/attention.h) */
 } tsr_model_options;
 
 /* What the layers run and keep, of all other options. On success *out is the caller's (tsr_layer_programs_free). */
@@ -156,6 +161,11 @@ tsr_status tsr_model_norm(tsr_model *model, int layer, const tsr_unit_view *view
  * (shard/unit.h) but for its padding; NULL otherwise. */
 tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, int number,
                              const tsr_unit_view *view, float *gradient);
+
+/* Of a model with experts that trains, [routers, experts]: slots of each since the caller cleared them, device memory;
+ * NULL: none. And how many there are. */
+int64_t *tsr_model_loads(const tsr_model *model);
+uint64_t tsr_model_load_count(const tsr_layout *layout);
 
 /* What an offloaded layer has saved of the micro-batch that is computed now. */
 tsr_saved tsr_model_saved(const tsr_model *model, int unit);

@@ -34,6 +34,16 @@ typedef struct {
     bool due; /* it comes of W + s B A, in the next forward */
 } norm_vectors;
 
+/* What the routers do, device memory. */
+typedef struct {
+    int64_t *
+        count; /* [routers, experts], then [experts] of probabilities: of the micro-batch at work */
+    int64_t *load; /* [routers, experts] of the step so far */
+    float *aux;    /* [experts]: the auxiliary loss's gradient by probabilities */
+    int routers;
+    int64_t experts;
+} router_state;
+
 /* The replicated NF4 state of one linear. */
 typedef struct {
     float *nested_absmax, *nested_map;
@@ -44,6 +54,7 @@ typedef struct {
     norm_vectors *norm;           /* of each linear */
     nested_state *nested;         /* of each linear */
     tsr_model_stack_state *stack; /* of each stack */
+    int router;                   /* its number; -1: the layer has none */
     char *saved;                  /* host memory of its activations, if they travel */
 } unit_state;
 
@@ -58,6 +69,7 @@ struct tsr_model {
     tsr_stream *compute, *h2d;
     tsr_host_tables host;
     tsr_model_sums sums;
+    router_state routers;
     stage stage[STAGES];
     /* Rows of tokens that are trained (tsr_layout_rows): of each id its row, -1: none (NULL: no rows); the head's ids, its
      * rows of the compute dtype, as the first use of the micro-batch had them, and their gradient. */

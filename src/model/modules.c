@@ -35,7 +35,8 @@ static tsr_status add(list *to, char *path, const tsr_matrix *matrix)
         return tsr_fail(TSR_ENOMEM, "out of memory for module names");
     }
     to->module[to->count++] = (tsr_adapter_module){.path = path,
-                                                   .linear = matrix != NULL,
+                                                   .linear = matrix && !matrix->router,
+                                                   .router = matrix && matrix->router,
                                                    .in_features = matrix ? matrix->in : 0,
                                                    .out_features = matrix ? matrix->out : 0};
     return TSR_OK;
@@ -130,7 +131,7 @@ static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
     TSR_TRY(add_activations(to, block, layer));
     for (int i = 0; i < block->vector_count; i++) {
         const tsr_vector *v = &block->vector[i];
-        if (!v->one) /* a buffer of the layer itself */
+        if (!v->one && !v->bare) /* no module: a buffer of the layer, a parameter of one */
             TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name), NULL));
     }
     return TSR_OK;

@@ -9,10 +9,16 @@
  *     rope        in    q, k, v as linears leave them, or one of     weight  norms of the heads of q and k
  *                       which they are columns one behind the other
  *                 out   q, k, v as attention reads them
+ *     columns     in    z                                            of a linear
+ *                 out   its first columns, with everything; the rest
+ *     latent      in    q, the keys' shared part, keys and values    as the linears of latent attention leave them
+ *                 out   q, k, v as attention reads them (kernels/latent_qkv.h)
  *     attention   in    q, k, v
  *                 out   o; lse
  *     glu         in    gate, up; or one of which they are halves
  *                 out   act
+ *     sum         in    x, z
+ *                 out   y
  *     gain        in    x                                            weight  one factor
  *                 out   it times the factor
  *     route       in    x                                            weight  the router's, its bias,
@@ -24,10 +30,20 @@
  *                 out   y, the sum over the experts of a token
  *     inputs      in    z                                            weight  the norm's
  *                 out   what every layer takes of the tokens (kernels/layer_inputs.h)
+ *     convolution in  z                                            weight  one of taps for each column
+ *                 out   it convolved over time, with SiLU (kernels/convolution.h)
+ *     delta_rule  in  mixed q, k and v; beta; decay                weight  a_log, dt_bias
+ *                 out   o (kernels/delta_rule.h)
+ *     gated_norm  in  x; z                                         weight  the norm's
+ *                 out   norm(x) silu(z) (kernels/gated_norm.h)
+ *     split       in  z
+ *                 out   the halves of its heads (kernels/gate.h)
+ *     gate        in  x; z
+ *                 out   x sigmoid(z) (kernels/gate.h)
  *
- * A linear's result lacks its magnitude g and its bias, which whoever reads it applies: norm, rope and glu. The
- * backward of rope and glu gives the gradient of the bare result, dz = g dy, and sums dm; after norm the linear
- * does so itself, in a pass of its own (`scales`).
+ * A linear's result lacks its magnitude g and its bias, which whoever reads it applies. The backward of rope and
+ * glu gives the gradient of the bare result, dz = g dy, and sums dm; after any other the linear does so itself, in a pass
+ * of its own (`scales`).
  */
 #ifndef TSR_MODEL_NODE_H
 #define TSR_MODEL_NODE_H
@@ -41,6 +57,7 @@
 enum { TSR_NORM_X, TSR_NORM_PENDING };
 enum { TSR_NORM_SUM, TSR_NORM_H, TSR_NORM_RSTD };
 enum { TSR_ATTENTION_O, TSR_ATTENTION_LSE };
+enum { TSR_LATENT_Q, TSR_LATENT_SHARED, TSR_LATENT_KV };
 enum { TSR_ROUTE_P, TSR_ROUTE_ROUTES, TSR_ROUTE_LOGITS };
 enum { TSR_ROUTE_WEIGHT, TSR_ROUTE_BIAS, TSR_ROUTE_CORRECTION, TSR_ROUTE_SCALE };
 enum { TSR_EXPERTS_X, TSR_EXPERTS_ROUTES };
@@ -67,11 +84,19 @@ typedef struct {
     const void *absmax;
     const float *nested_absmax, *nested_map, *level, *offset;
     bool nested;
+    bool mxfp4;      /* codes and absmax are those of kernels/mxfp4_dequant.h */
     tsr_frozen bias; /* [experts, out] */
     uint64_t r;      /* 0: no adapter */
     double scale;
     const void *a, *b; /* [experts, r, in], [experts, out, r] */
 } tsr_expert_stack;
+
+/* Where a router adds what it did (kernels/route.h: route_stats). */
+typedef struct {
+    int64_t *count;   /* [experts] */
+    int64_t *prob;    /* [experts] of all routers together, or NULL */
+    int64_t *dropped; /* [1] */
+} tsr_router_counts;
 
 /* The micro-batch on the device. */
 typedef struct {
@@ -79,7 +104,9 @@ typedef struct {
     const int32_t *positions;  /* [tokens], in their documents */
     const int32_t *cu_seqlens; /* [documents + 1] */
     int32_t documents;
-    int layer; /* that is at work */
+    int layer;                       /* that is at work */
+    const tsr_router_counts *counts; /* of this layer's router, in a forward; NULL: not wanted */
+    const float *aux;                /* of route_backward; NULL: no auxiliary loss */
     const void
         *layer_rows; /* [tokens, layers width]: the rows of a table for each layer, or NULL */
     tsr_dtype layer_rows_dtype;
@@ -96,6 +123,7 @@ typedef struct {
     tsr_rope_table rope[TSR_MODEL_ROPES];
     tsr_rope_table queries; /* of rope[0] with query_beta; else empty */
     const float *ones;      /* [TSR_MODEL_ONES]: the weight of a norm without one */
+    double capacity_factor; /* of an expert's rows, over the mean; 0: no limit */
 } tsr_model_tables;
 
 /* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]; of a stack's, of all
@@ -185,5 +213,6 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
 
 extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
     tsr_node_glu, tsr_node_gain, tsr_node_inputs, tsr_node_route, tsr_node_experts,
-    tsr_node_combine;
+    tsr_node_combine, tsr_node_sum, tsr_node_convolution, tsr_node_delta_rule, tsr_node_gated_norm,
+    tsr_node_split, tsr_node_gate, tsr_node_columns, tsr_node_latent;
 #endif

@@ -1,14 +1,16 @@
 /*
- * node_attention.c: causal attention within documents (kernels/attention.h).
+ * node_attention.c: causal attention within documents (kernels/attention.h). Its weight, where it has one, are the
+ * sinks of its heads.
  */
 #include "base/checked.h"
 #include "model/node_parts.h"
 #include "model/work_parts.h"
 
 /* Without the first `taken` bytes of the workspace. */
-static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_attention_spec *spec,
-                                    uint64_t taken)
+static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_node *node, uint64_t taken)
 {
+    const tsr_attention_spec *spec = &node->spec.attention;
+    tsr_frozen none = {0};
     return (tsr_attention_shape){.cu_seqlens = p->batch->cu_seqlens,
                                  .workspace = (char *)p->workspace + taken,
                                  .workspace_bytes = p->workspace_bytes - taken,
@@ -17,8 +19,11 @@ static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_attention_spec 
                                  .q_heads = spec->q_heads,
                                  .kv_heads = spec->kv_heads,
                                  .head_dim = spec->head_dim,
+                                 .v_dim = spec->v_dim,
                                  .window = spec->window,
                                  .scale = spec->scale,
+                                 .sinks = node->weight[0] == TSR_NONE ? none
+                                                                      : p->vector[node->weight[0]],
                                  .softcap = spec->softcap,
                                  .dtype = p->context->dtype};
 }
@@ -32,27 +37,35 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                   .v = p->value[node->in[2]],
                                                   .o = p->value[node->out[TSR_ATTENTION_O]],
                                                   .lse = p->value[node->out[TSR_ATTENTION_LSE]],
-                                                  .shape = shape_of(p, &node->spec.attention, 0)});
+                                                  .shape = shape_of(p, node, 0)});
+}
+
+/* Columns of a token of keys, or of values. */
+static int64_t width_of(const tsr_attention_spec *spec, bool values)
+{
+    return (int64_t)spec->kv_heads *
+           (values ? tsr_attention_v_dim(spec->v_dim, spec->head_dim) : spec->head_dim);
 }
 
 /* Of keys or values that other layers have a gradient of already: one more's, until it is added. */
 static uint64_t extra_bytes(const tsr_attention_spec *spec, int64_t tokens, tsr_dtype dtype)
 {
-    uint64_t width = (uint64_t)spec->kv_heads * (uint64_t)spec->head_dim;
+    int64_t keys = width_of(spec, false), values = width_of(spec, true);
+    uint64_t width = (uint64_t)(keys > values ? keys : values);
     return spec->shared
                ? tsr_align_up((uint64_t)tokens * width * tsr_dtype_bytes(dtype), TSR_ALIGNMENT)
                : 0;
 }
 
-static tsr_status add(const tsr_pass *p, const tsr_attention_spec *spec, void *sum, const void *one)
+static tsr_status add(const tsr_pass *p, int64_t width, void *sum, const void *one)
 {
-    return p->context->kernels->rms_norm(
-        p->context->stream, &(tsr_rms_norm_args){.x = sum,
-                                                 .z = one,
-                                                 .x_out = sum,
-                                                 .tokens = p->batch->tokens,
-                                                 .d = (int64_t)spec->kv_heads * spec->head_dim,
-                                                 .dtype = p->context->dtype});
+    return p->context->kernels->rms_norm(p->context->stream,
+                                         &(tsr_rms_norm_args){.x = sum,
+                                                              .z = one,
+                                                              .x_out = sum,
+                                                              .tokens = p->batch->tokens,
+                                                              .d = width,
+                                                              .dtype = p->context->dtype});
 }
 
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
@@ -75,10 +88,10 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                        .dq = d[0],
                                        .dk = d[1],
                                        .dv = d[2],
-                                       .shape = shape_of(p, spec, 2 * extra)}));
+                                       .shape = shape_of(p, node, 2 * extra)}));
     for (int i = 1; i < 3; i++)
         if (step->adds & 1u << i)
-            TSR_TRY(add(p, spec, p->gradient[node->in[i]], d[i]));
+            TSR_TRY(add(p, width_of(spec, i == 2), p->gradient[node->in[i]], d[i]));
     return TSR_OK;
 }
 
@@ -98,6 +111,7 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
     bounds.q_heads = node->spec.attention.q_heads;
     bounds.kv_heads = node->spec.attention.kv_heads;
     bounds.head_dim = node->spec.attention.head_dim;
+    bounds.v_dim = node->spec.attention.v_dim;
     bounds.softcap = node->spec.attention.softcap;
     return bounds;
 }
@@ -116,9 +130,10 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
                  tsr_pass_kind pass)
 {
     bool backward = pass == TSR_PASS_BACKWARD;
-    double q = tsr_cost_width(c, node->in[0]), kv = tsr_cost_width(c, node->in[1]);
-    double pair = 2 * (backward ? 5 : 2) * q,
-           bytes = (backward ? 4 : 2) * tsr_cost_column(c) * (q + kv);
+    double q = tsr_cost_width(c, node->in[0]), k = tsr_cost_width(c, node->in[1]);
+    double v = tsr_cost_width(c, node->in[2]), o = tsr_cost_width(c, node->out[TSR_ATTENTION_O]);
+    double pair = 2 * (backward ? 3 * q + 2 * o : q + o),
+           bytes = (backward ? 2 : 1) * tsr_cost_column(c) * (q + k + v + o);
     double here = c->layer->pairs_here > 0 ? c->layer->pairs_here : c->layer->pairs;
     (void)step;
     tsr_cost_both(c, backward ? TSR_WORK_ATTENTION_BACKWARD : TSR_WORK_ATTENTION_FORWARD,

@@ -56,9 +56,52 @@ tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *w, bool gather)
                              .experts = w->node->spec.experts.experts};
 }
 
+/* `bytes` further on from NULL is NULL. */
+static const void *further(const void *from, int64_t bytes)
+{
+    return from ? (const char *)from + bytes : NULL;
+}
+
+/* The weights of MXFP4, which are exact in any dtype, then their adapters over them. */
+static tsr_status decode_mxfp4(const tsr_expert_work *w, int64_t first, int64_t count)
+{
+    const tsr_expert_stack *s = w->stack;
+    const tsr_linear_context *context = w->pass->context;
+    int64_t rows = (int64_t)w->shape->out, columns = (int64_t)w->shape->in;
+    int64_t parts = w->shape->parts, element = (int64_t)tsr_dtype_bytes(context->dtype);
+    int64_t r = (int64_t)s->r;
+    TSR_TRY(context->kernels->mxfp4_dequant(context->stream,
+                                            &(tsr_mxfp4_dequant_args){.out = w->pass->workspace,
+                                                                      .codes = s->codes,
+                                                                      .scales = s->absmax,
+                                                                      .first = first * parts,
+                                                                      .count = count * parts,
+                                                                      .rows = rows / parts,
+                                                                      .columns = columns,
+                                                                      .dtype = context->dtype}));
+    if (!r)
+        return TSR_OK;
+    return context->kernels->expert_weight(
+        context->stream,
+        &(tsr_expert_weight_args){.out = w->pass->workspace,
+                                  .plain = {w->pass->workspace, context->dtype},
+                                  .a = further(s->a, first * r * columns * element),
+                                  .b = further(s->b, first * rows * r * element),
+                                  .count = count,
+                                  .parts = parts,
+                                  .rows = rows,
+                                  .columns = columns,
+                                  .r = r,
+                                  .scale = (float)s->scale,
+                                  .format = TSR_EXPERTS_PLAIN,
+                                  .dtype = context->dtype});
+}
+
 static tsr_status decode(const tsr_expert_work *w, int64_t first, int64_t count)
 {
     const tsr_expert_stack *s = w->stack;
+    if (s->mxfp4)
+        return decode_mxfp4(w, first, count);
     return w->pass->context->kernels->expert_weight(
         w->pass->context->stream,
         &(tsr_expert_weight_args){.out = w->pass->workspace,

@@ -33,6 +33,31 @@ static tsr_routes routes_of(const tsr_pass *p, const tsr_node *node)
                          node->spec.route.chosen, node->spec.route.experts);
 }
 
+/* Rows of an expert: so many times the mean load, rounded up, at least one. 0: any. */
+static int64_t capacity_of(const tsr_pass *p, const tsr_route_spec *spec)
+{
+    double factor = p->tables->capacity_factor;
+    double mean = (double)p->context->tokens * spec->chosen / spec->experts;
+    if (!(factor > 0) || factor * mean >= (double)p->context->tokens)
+        return 0;
+    return factor * mean > 1 ? (int64_t)ceil(factor * mean) : 1;
+}
+
+static tsr_status count(const tsr_pass *p, const tsr_node *node, tsr_routes routes)
+{
+    const tsr_router_counts *to = p->batch->counts;
+    return p->context->kernels->route_stats(
+        p->context->stream, &(tsr_route_stats_args){.id = routes.id,
+                                                    .row = routes.row,
+                                                    .logits = p->value[node->out[TSR_ROUTE_LOGITS]],
+                                                    .count = to->count,
+                                                    .prob = to->prob,
+                                                    .dropped = to->dropped,
+                                                    .tokens = p->context->tokens,
+                                                    .k = node->spec.route.chosen,
+                                                    .experts = node->spec.route.experts});
+}
+
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
@@ -51,10 +76,13 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                              .tokens = tokens,
                                              .h = (int64_t)p->block->value[node->in[0]].width,
                                              .dtype = p->context->dtype}));
-    return kernels->route_sort(
-        p->context->stream,
-        &(tsr_route_sort_args){
-            .routes = routes, .tokens = tokens, .k = spec->chosen, .experts = spec->experts});
+    TSR_TRY(kernels->route_sort(p->context->stream,
+                                &(tsr_route_sort_args){.routes = routes,
+                                                       .tokens = tokens,
+                                                       .k = spec->chosen,
+                                                       .experts = spec->experts,
+                                                       .capacity = capacity_of(p, spec)}));
+    return p->batch->counts ? count(p, node, routes) : TSR_OK;
 }
 
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
@@ -66,9 +94,10 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
         &(tsr_route_backward_args){.dp = p->gradient[node->out[TSR_ROUTE_P]],
                                    .logits = logits,
                                    .id = routes_of(p, node).id,
+                                   .aux = p->batch->aux,
                                    .weight = vector_of(p, node, TSR_ROUTE_WEIGHT),
                                    .how = routing_of(p, node),
-                                   .dlogits = p->workspace,
+                                   .dlogits = logits, /* nobody reads them afterwards */
                                    .dx = p->gradient[node->in[0]],
                                    .tokens = p->context->tokens,
                                    .h = (int64_t)p->block->value[node->in[0]].width,
@@ -101,21 +130,10 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
                    4 * tokens * (experts + 6 * k));
 }
 
-static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
-                          const tsr_kernels *kernels, tsr_attention_bounds bounds)
-{
-    (void)traits;
-    (void)kernels;
-    return bounds.train
-               ? (uint64_t)bounds.tokens * (uint64_t)node->spec.route.experts * sizeof(float)
-               : 0;
-}
-
 const tsr_node_kind tsr_node_route = {.name = "route",
                                       .adds = true,
                                       .rows = TSR_NONE,
                                       .forward = forward,
                                       .backward = backward,
                                       .needs = needs,
-                                      .cost = cost,
-                                      .workspace = workspace};
+                                      .cost = cost};

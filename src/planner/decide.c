@@ -154,6 +154,8 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                             .train = d->train,
                             .dropout = d->train ? config->lora_dropout : 0,
                             .label_smoothing = config->label_smoothing_factor,
+                            .capacity_factor = config->moe_capacity_factor,
+                            .auxiliary = config->router_aux_loss_coef > 0,
                             .seed = (uint64_t)config->seed,
                             .graph_rule = graph_rule(config),
                             .atomics = !config->deterministic,
@@ -210,7 +212,8 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .replicas = d->replicas,
                                 .slots = (int)inputs->config.slots,
                                 .train = d->train,
-                                .stride = d->stride};
+                                .stride = d->stride,
+                                .more_words = d->train ? tsr_model_load_count(layout) : 0};
     if (d->state_offloaded)
         options.chunk_elements = chunk_elements(d, layout);
     TSR_TRY(tsr_plan_outline(&d->plan, &options));

@@ -144,6 +144,15 @@ tsr_status tsr_metrics_write_start(tsr_metrics *m, const tsr_metrics_start *star
     return write_line(m);
 }
 
+static void put_experts(tsr_metrics *m, const tsr_job_report *step)
+{
+    put_number(m, "expert_load_over_mean", step->expert_load_over_mean);
+    put_number(m, "expert_empty_share", step->expert_empty_share);
+    put_int(m, "expert_dropped", step->expert_dropped);
+    if (!isnan(step->aux_loss))
+        put_number(m, "aux_loss", step->aux_loss);
+}
+
 tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
 {
     put_int(m, "step", step->step);
@@ -159,6 +168,8 @@ tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
     put_number(m, "exposed_s", step->exposed_s);
     put_number(m, "mean_token_accuracy", step->mean_token_accuracy);
     put_number(m, "entropy", step->entropy);
+    if (step->has_experts)
+        put_experts(m, step);
     if (step->skipped)
         put_int(m, "skipped_steps", step->skipped_steps);
     return write_line(m);

@@ -40,7 +40,8 @@ tsr_status tsr_metrics_write_start(tsr_metrics *metrics, const tsr_metrics_start
 /* {"step":1,"epoch":0.01,"loss":2.3456789,"grad_norm":..,"learning_rate":..,"label_tokens":..,
  * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..,"mean_token_accuracy":..,
  * "entropy":..}
- * and, of a step that was skipped, "skipped_steps": how many were until now */
+ * of a model with experts "expert_load_over_mean", "expert_empty_share", "expert_dropped" and, where it is
+ * computed, "aux_loss"; and, of a step that was skipped, "skipped_steps": how many were until now */
 tsr_status tsr_metrics_write_step(tsr_metrics *metrics, const tsr_job_report *step);
 
 /* {"step":50,"eval_loss":..,"eval_label_tokens":..,"eval_mean_token_accuracy":..,"eval_entropy":..} */

@@ -45,7 +45,11 @@ static tsr_status add_step(tsr_run_metrics *m, const json_t *line, int64_t step,
                        .input_tokens = integer(line, "input_tokens"),
                        .device_bytes = integer(line, "device_bytes"),
                        .mean_token_accuracy = number(line, "mean_token_accuracy"),
-                       .entropy = number(line, "entropy")};
+                       .entropy = number(line, "entropy"),
+                       .expert_load_over_mean = number(line, "expert_load_over_mean"),
+                       .expert_empty_share = number(line, "expert_empty_share"),
+                       .aux_loss = number(line, "aux_loss"),
+                       .expert_dropped = integer(line, "expert_dropped")};
     return TSR_OK;
 }
 

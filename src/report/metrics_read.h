@@ -18,6 +18,8 @@ typedef struct {
     double epoch, loss, grad_norm, learning_rate, tokens_per_s, step_s;
     int64_t input_tokens, device_bytes;
     double mean_token_accuracy, entropy; /* NaN: also of a version that did not report them */
+    double expert_load_over_mean, expert_empty_share, aux_loss; /* NaN: also without experts */
+    int64_t expert_dropped;
 } tsr_run_step;
 
 typedef struct {

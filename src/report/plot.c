@@ -7,7 +7,8 @@
 
 #define WIDTH   900
 #define HEIGHT  600
-#define LEFT    90 /* room for the numbers of the vertical axes */
+#define MORE    156 /* with the load of experts */
+#define LEFT    90  /* room for the numbers of the vertical axes */
 #define RIGHT   20
 #define COLUMNS (WIDTH - LEFT - RIGHT)
 #define TICKS   6 /* about so many on an axis */
@@ -16,6 +17,7 @@
 #define LOSS_COLOR "#1f5fa8"
 #define EVAL_COLOR "#c4501b"
 #define RATE_COLOR "#3a7d34"
+#define LOAD_COLOR "#7a4fa3"
 
 typedef struct {
     double low, high;
@@ -39,6 +41,12 @@ static double rate_at(const tsr_run_metrics *m, uint64_t i, double *step)
 {
     *step = (double)m->steps[i].step;
     return m->steps[i].learning_rate;
+}
+
+static double load_at(const tsr_run_metrics *m, uint64_t i, double *step)
+{
+    *step = (double)m->steps[i].step;
+    return m->steps[i].expert_load_over_mean;
 }
 
 static double evaluation_at(const tsr_run_metrics *m, uint64_t i, double *step)
@@ -271,7 +279,7 @@ static void put_dots(tsr_text *out, const panel *p, const tsr_run_metrics *m)
 
 /* ---- the picture ---- */
 
-static void put_head(tsr_text *out, const char *title)
+static void put_head(tsr_text *out, const char *title, int height)
 {
     tsr_text_printf(
         out,
@@ -279,9 +287,9 @@ static void put_head(tsr_text *out, const char *title)
         "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n"
         "<style>.grid{stroke:#ddd}.axis{stroke:#222}path{fill:none;stroke-width:1.5}"
         ".loss{stroke:" LOSS_COLOR "}.eval{stroke:" EVAL_COLOR "}.dot{fill:" EVAL_COLOR
-        "}.rate{stroke:" RATE_COLOR "}</style>\n"
+        "}.rate{stroke:" RATE_COLOR "}.load{stroke:" LOAD_COLOR "}</style>\n"
         "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n",
-        WIDTH, HEIGHT, WIDTH, HEIGHT, WIDTH, HEIGHT);
+        WIDTH, height, WIDTH, height, WIDTH, height);
     put_text(out, LEFT, 24, " font-size=\"15\"", title);
 }
 
@@ -294,36 +302,60 @@ static void put_legend(tsr_text *out, bool evaluated)
                  "evaluation loss");
 }
 
+/* A smaller panel from 0 on; the lowest of all has the label. */
+static void put_lower(tsr_text *out, panel p, const tsr_run_metrics *m, curve_value *value,
+                      const char *class, const char *label, bool lowest)
+{
+    double step;
+    p.y = (range){NAN, NAN};
+    for (uint64_t i = 0; i < m->step_count; i++)
+        widen(&p.y, value(m, i, &step));
+    widen(&p.y, 0);
+    p.y = padded(p.y, 0);
+    p.y.high += 0.05 * (p.y.high - p.y.low);
+    put_vertical_axis(out, &p, label);
+    put_horizontal_axis(out, &p, lowest);
+    put_curve(out, &p, m, m->step_count, value, class);
+}
+
+static bool has_experts(const tsr_run_metrics *m)
+{
+    double step;
+    bool found = false;
+    for (uint64_t i = 0; i < m->step_count; i++)
+        found |= is_drawn(load_at(m, i, &step));
+    return found;
+}
+
 tsr_status tsr_plot_run(tsr_text *svg, const tsr_run_metrics *m, const char *title)
 {
     const range nothing = {NAN, NAN};
-    range steps = nothing, loss = nothing, rate = nothing;
+    range steps = nothing, loss = nothing;
     double step;
     if (!m->step_count)
         return tsr_fail(TSR_EDATA, "%s: metrics.jsonl has no step to draw", title);
     for (uint64_t i = 0; i < m->step_count; i++) {
         widen(&loss, loss_at(m, i, &step));
-        widen(&rate, rate_at(m, i, &step));
         widen(&steps, step);
     }
     for (uint64_t i = 0; i < m->evaluation_count; i++) {
         widen(&loss, evaluation_at(m, i, &step));
         widen(&steps, step);
     }
-    widen(&rate, 0);
+    bool experts = has_experts(m);
     const panel above = {44, 390, padded(steps, 0), padded(loss, 0.05)};
-    panel below = {424, 546, above.x, padded(rate, 0)};
-    below.y.high += 0.05 * (below.y.high - below.y.low);
-    put_head(svg, title);
+    const panel below = {424, 546, above.x, nothing};
+    const panel lowest = {below.top + MORE, below.bottom + MORE, above.x, nothing};
+    put_head(svg, title, experts ? HEIGHT + MORE : HEIGHT);
     put_legend(svg, m->evaluation_count > 0);
     put_vertical_axis(svg, &above, "loss (nats per label token)");
     put_horizontal_axis(svg, &above, false);
     put_curve(svg, &above, m, m->step_count, loss_at, "loss");
     put_curve(svg, &above, m, m->evaluation_count, evaluation_at, "eval");
     put_dots(svg, &above, m);
-    put_vertical_axis(svg, &below, "learning rate");
-    put_horizontal_axis(svg, &below, true);
-    put_curve(svg, &below, m, m->step_count, rate_at, "rate");
+    put_lower(svg, below, m, rate_at, "rate", "learning rate", !experts);
+    if (experts)
+        put_lower(svg, lowest, m, load_at, "load", "largest expert load / mean", true);
     tsr_text_puts(svg, "</svg>\n");
     return svg->failed ? tsr_fail(TSR_ENOMEM, "out of memory for a plot") : TSR_OK;
 }

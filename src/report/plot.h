@@ -1,6 +1,6 @@
 /*
  * report/plot.h: a run's curves as an SVG of its own: loss and evaluation loss above, learning rate
- * below, over the steps.
+ * below, over the steps; of a model with experts their largest load below that.
  *
  * Values that are not finite are gaps. However long the run, a curve has at most four points for each
  * of its pixels: the first, lowest, highest and last value that fall on it.

@@ -24,9 +24,12 @@ enum {
     TSR_WORD_INPUT_TOKENS,
     TSR_WORD_CORRECT,                   /* labels that are the argmax */
     TSR_WORD_ENTROPY,                   /* sum of entropies, TSR_WORD_LOSS_SHIFT */
-    TSR_WORD_SPARE,                     /* 6 words for later, 0 */
-    TSR_WORD_NORM = TSR_WORD_SPARE + 6, /* tsr_exact_sum: squared norm of the gradient */
+    TSR_WORD_AUX,                       /* sum of auxiliary losses, TSR_WORD_LOSS_SHIFT */
+    TSR_WORD_DROPPED,                   /* slots of experts that were left out */
+    TSR_WORD_SPARE,                     /* 4 words for later, 0 */
+    TSR_WORD_NORM = TSR_WORD_SPARE + 4, /* tsr_exact_sum: squared norm of the gradient */
     TSR_WORD_COUNT = TSR_WORD_NORM + TSR_EXACT_WORDS
+    /* then what the plan's options ask for beside: of each router in a step, slots of each expert */
 };
 
 #define TSR_WORD_LOSS_SHIFT 32
@@ -51,6 +54,11 @@ static inline double tsr_word_loss(const int64_t *word)
 static inline double tsr_word_entropy(const int64_t *word)
 {
     return (double)word[TSR_WORD_ENTROPY] * 0x1p-32;
+}
+
+static inline double tsr_word_aux(const int64_t *word)
+{
+    return (double)word[TSR_WORD_AUX] * 0x1p-32;
 }
 
 static inline tsr_exact_sum *tsr_word_norm(int64_t *word)

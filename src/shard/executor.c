@@ -316,7 +316,8 @@ tsr_status tsr_executor_wait_word(tsr_executor *executor, int64_t *word)
         return tsr_executor_fail(executor, status);
     /* A poisoned device completes its events without having done the work. */
     TSR_TRY(check_alive(executor));
-    memcpy(word, executor->options.store->host_word[ring], TSR_WORD_COUNT * sizeof *word);
+    const tsr_store *store = executor->options.store;
+    memcpy(word, store->host_word[ring], tsr_store_words(store) * sizeof *word);
     executor->words_read++;
     return TSR_OK;
 }

@@ -137,7 +137,7 @@ tsr_status tsr_executor_micro_batch(tsr_executor *executor, bool train, bool emp
 tsr_status tsr_executor_step_end(tsr_executor *executor, const tsr_host_flags *flags);
 tsr_status tsr_executor_eval_end(tsr_executor *executor, const tsr_host_flags *flags);
 
-/* Copies the oldest unread word to `word` [TSR_WORD_COUNT]. TSR_EINVAL: there is none. */
+/* Copies the oldest unread word to `word` [tsr_store_words]. TSR_EINVAL: there is none. */
 tsr_status tsr_executor_wait_word(tsr_executor *executor, int64_t *word);
 
 /* Passes on an error of the caller (a data error, say): aborts the communicator and poisons the

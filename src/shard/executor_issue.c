@@ -240,14 +240,15 @@ static tsr_status copy_flags(tsr_executor *executor, tsr_stream *stream)
 {
     const tsr_host_flags *flags = &executor->flags;
     int64_t *from = executor->options.store->host_flags[executor->words_made % 2];
-    memset(from, 0, TSR_WORD_COUNT * sizeof *from);
+    uint64_t bytes = tsr_store_words(executor->options.store) * sizeof *from;
+    memset(from, 0, bytes);
     from[TSR_WORD_STOP] = flags->stop;
     from[TSR_WORD_ERROR] = flags->error;
     from[TSR_WORD_TIME_LIMIT] = flags->time_limit;
     from[TSR_WORD_LABEL_TOKENS] = flags->label_tokens;
     from[TSR_WORD_INPUT_TOKENS] = flags->input_tokens;
     return tsr_stream_copy(stream, executor->options.store->word, from,
-                           TSR_WORD_COUNT * sizeof *from);
+                           bytes);
 }
 
 static tsr_status issue_fill_word(tsr_executor *executor, const tsr_plan_op *op)
@@ -272,7 +273,7 @@ static tsr_status issue_word(tsr_executor *executor, const tsr_plan_op *op)
     executor->word_generation[ring] = tsr_event_recorded(executor->event[TSR_EVENT_WORDED]) + 1;
     executor->word_marks[ring] = executor->marks_waits;
     return tsr_stream_copy(stream_of(executor, op), store->host_word[ring], store->word,
-                           TSR_WORD_COUNT * sizeof(int64_t));
+                           tsr_store_words(store) * sizeof(int64_t));
 }
 
 static tsr_status issue_work(tsr_executor *executor, const tsr_plan_op *op)
@@ -301,7 +302,7 @@ static tsr_status issue_work(tsr_executor *executor, const tsr_plan_op *op)
         return issue_fill_word(executor, op);
     case TSR_OP_CONTROL:
         return tsr_comm_all_reduce(executor->options.world, stream_of(executor, op), store->word,
-                                   TSR_WORD_COUNT, TSR_SUM);
+                                   tsr_store_words(store), TSR_SUM);
     case TSR_OP_OPTIM:
         executor->updates += op->last;
         return callbacks->optim(callbacks->user, store->word, op->chunk);

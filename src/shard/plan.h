@@ -214,6 +214,7 @@ typedef struct {
     /* Of a chunk of the optimizer's state, which then lives in host memory; a multiple of a granule's
      * elements. 0: the state lives on the device. */
     uint64_t chunk_elements;
+    uint64_t more_words; /* of the control word, beside TSR_WORD_COUNT */
 } tsr_plan_options;
 
 typedef struct {

@@ -123,6 +123,7 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     void *slot[TSR_SLOTS_MAX] = {0}, *stage[TSR_STAGES_MAX] = {0};
     void *state[TSR_STATE_BUFFERS] = {0};
     void *gradient, *received, *partial, *word, *host_word;
+    uint64_t words = tsr_store_words(store);
     tsr_place place = plan->chunk_count > 0 ? TSR_PLACE_HOST : TSR_PLACE_DEVICE;
     TSR_TRY(walk_ring(taker, slot, plan->options.slots, "slot", "one unit, gathered for its use",
                       tsr_array_of_bytes(plan->slot_bytes)));
@@ -148,9 +149,9 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
                                   plan->state_bytes / (TSR_STATE_ARRAYS * sizeof(float))}));
     TSR_TRY(tsr_taker_take(taker, &word, TSR_PLACE_DEVICE, "control.word",
                            "what a step is decided by: loss, norm, whether all is finite",
-                           (tsr_array){TSR_I64, TSR_WORD_COUNT, 1}));
+                           (tsr_array){TSR_I64, words, 1}));
     TSR_TRY(tsr_taker_take(taker, &host_word, TSR_PLACE_HOST, "control.host_words",
-                           "the same, for the host", (tsr_array){TSR_I64, 4, TSR_WORD_COUNT}));
+                           "the same, for the host", (tsr_array){TSR_I64, 4, words}));
     for (int i = 0; i < TSR_SLOTS_MAX; i++)
         store->slot[i] = slot[i];
     for (int i = 0; i < TSR_STAGES_MAX; i++)
@@ -162,8 +163,8 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     store->partial = partial;
     store->word = word;
     for (int i = 0; i < 2 && host_word; i++) {
-        store->host_word[i] = (int64_t *)host_word + i * TSR_WORD_COUNT;
-        store->host_flags[i] = (int64_t *)host_word + (2 + i) * TSR_WORD_COUNT;
+        store->host_word[i] = (int64_t *)host_word + (uint64_t)i * words;
+        store->host_flags[i] = (int64_t *)host_word + (uint64_t)(2 + i) * words;
     }
     return TSR_OK;
 }

@@ -25,8 +25,8 @@ typedef struct {
     float *received;  /* [(ranks - 1) * gradient_count of a unit] */
     int64_t *partial; /* [gradient_count of a unit]; NULL with one replica */
     float *state[TSR_STATE_BUFFERS]; /* masters, then m, then v of a chunk; NULL: none go through */
-    int64_t *word;                   /* [TSR_WORD_COUNT], device */
-    int64_t *host_word[2];           /* [TSR_WORD_COUNT], host */
+    int64_t *word;                   /* [tsr_store_words], device */
+    int64_t *host_word[2];           /* [tsr_store_words], host */
     int64_t *host_flags[2];          /* the same: how the next words begin */
     char *shards;                    /* all SHARDED parts of this rank, which never change */
     uint64_t shard_bytes;
@@ -54,6 +54,12 @@ typedef struct {
 tsr_optim_part tsr_store_part(const tsr_store *store, int chunk);
 
 float *tsr_store_gradient(const tsr_store *store, int buffer);
+
+/* Of a control word (shard/control.h). */
+static inline uint64_t tsr_store_words(const tsr_store *store)
+{
+    return TSR_WORD_COUNT + store->plan->options.more_words;
+}
 
 /* What compute sees of `unit` when it sits in `slot` (-1: it needs none). */
 tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot);

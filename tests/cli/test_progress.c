@@ -82,6 +82,26 @@ static void test_lines(void **state)
     tsr_text_free(&text);
 }
 
+static void test_experts(void **state)
+{
+    (void)state;
+    tsr_text text = {0};
+    tsr_progress *p = create(&text, (tsr_progress_options){0}, 2);
+    tsr_progress_expect(p, 2, 1, true);
+    tsr_job_report step = at(1);
+    step.has_experts = 1;
+    step.expert_load_over_mean = 2.3456;
+    step.aux_loss = NAN;
+    tsr_progress_step(p, &step);
+    step.step = 2;
+    step.aux_loss = 3.02588;
+    tsr_progress_step(p, &step);
+    tsr_progress_destroy(p);
+    assert_non_null(strstr(text.data, "grad_norm 0.91  expert_load 2.35\nstep 2/2"));
+    assert_non_null(strstr(text.data, "grad_norm 0.91  expert_load 2.35  aux_loss 3.026\n"));
+    tsr_text_free(&text);
+}
+
 static void test_bar(void **state)
 {
     (void)state;
@@ -378,6 +398,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_bar),
         cmocka_unit_test(test_bar_fits_and_is_not_flooded),
         cmocka_unit_test(test_time_left_is_always_there),

@@ -197,6 +197,10 @@ static void test_adapter(void **state)
     "{\"step\":" #n ",\"loss\":2,\"mean_token_accuracy\":0.25,\"entropy\":1.5}\n"                  \
     "{\"step\":" #n ",\"eval_loss\":3,\"eval_mean_token_accuracy\":0.5,\"eval_entropy\":2.5}\n"
 
+#define EXPERTS(n, load, aux)                                                                      \
+    "{\"step\":" #n ",\"loss\":2,\"learning_rate\":1,\"expert_load_over_mean\":" #load             \
+    ",\"expert_empty_share\":0.25,\"expert_dropped\":3" aux "}\n"
+
 static const char *run_of(const char *metrics)
 {
     mkdir(scratch_path("run"), 0777);
@@ -233,6 +237,16 @@ static void test_run(void **state)
     is_real(r, "training.last_entropy", 1.5);
     is_real(r, "evaluation.last_mean_token_accuracy", 0.5);
     is_real(r, "evaluation.last_entropy", 2.5);
+    json_decref(r);
+    assert_null(json_object_get(at(r = inspect(run_of(START REPORTED(2))), "training"),
+                                "last_expert_load_over_mean"));
+    json_decref(r);
+    r = inspect(run_of(START EXPERTS(1, 4.5, "") EXPERTS(2, 2.5, ",\"aux_loss\":3.5")));
+    is_real(r, "training.last_expert_load_over_mean", 2.5);
+    is_real(r, "training.largest_expert_load_over_mean", 4.5);
+    is_real(r, "training.last_expert_empty_share", 0.25);
+    is_real(r, "training.last_aux_loss", 3.5);
+    is_int(r, "training.expert_dropped", 6);
     json_decref(r);
     /* resumed from step 1; then killed in the middle of a line */
     r = inspect(run_of(START STEP(1, 2.5, 1e-3) EVAL(1, 3) STEP(2, 1, 1e-3) EVAL(2, 1)
@@ -359,6 +373,22 @@ static void test_plot(void **state)
     char *end = strchr(loss, '>');
     *end = 0;
     assert_int_equal(count(loss, " M"), 2);
+    free(svg);
+}
+
+/* The load of experts has a panel of its own below. */
+static void test_plot_experts(void **state)
+{
+    (void)state;
+    uint64_t bytes;
+    succeed(tsr_plot(run_of(START EXPERTS(1, 4.5, "") EXPERTS(2, 2.5, "")), scratch_path("a.svg")));
+    char *svg = read_whole(&bytes, scratch_path("a.svg"));
+    check_xml(svg);
+    assert_int_equal(count(svg, "<path"), 4);
+    assert_int_equal(count(svg, "<path class=\"load\" d=\" M90.0"), 1);
+    assert_int_equal(count(svg, ">largest expert load / mean<"), 1);
+    assert_int_equal(count(svg, ">optimizer step<"), 1);
+    assert_int_equal(count(svg, "height=\"756\""), 2);
     free(svg);
 }
 
@@ -513,12 +543,12 @@ static void test_environment(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_file),        cmocka_unit_test(test_model),
-        cmocka_unit_test(test_experts),     cmocka_unit_test(test_adapter),
-        cmocka_unit_test(test_run),         cmocka_unit_test(test_adapter_of_run),
-        cmocka_unit_test(test_broken),      cmocka_unit_test(test_plot),
-        cmocka_unit_test(test_plot_values), cmocka_unit_test(test_plot_long),
-        cmocka_unit_test(test_report),      cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_caller)};
+        cmocka_unit_test(test_file),         cmocka_unit_test(test_model),
+        cmocka_unit_test(test_experts),      cmocka_unit_test(test_adapter),
+        cmocka_unit_test(test_run),          cmocka_unit_test(test_adapter_of_run),
+        cmocka_unit_test(test_broken),       cmocka_unit_test(test_plot),
+        cmocka_unit_test(test_plot_experts), cmocka_unit_test(test_plot_values),
+        cmocka_unit_test(test_plot_long),    cmocka_unit_test(test_report),
+        cmocka_unit_test(test_environment),  cmocka_unit_test(test_caller)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -48,10 +48,11 @@ static const tsr_expert_names fused_names = NAMES(false), turned_names = NAMES(t
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
     static const char *const counts[] = {"num_experts", NULL};
-    TSR_TRY(tsr_model_config_experts(out, root, counts, "moe_intermediate_size", place));
+    static const tsr_expert_keys sizes = {counts, "num_experts_per_tok", "moe_intermediate_size"};
+    TSR_TRY(tsr_model_config_experts(out, root, &sizes, place));
     out->experts.scoring = TSR_ROUTE_SOFTMAX;
     out->experts.normalise = true;
-    out->experts.bias = false;
+    out->experts.bias = true;
     return TSR_OK;
 }
 

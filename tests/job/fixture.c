@@ -316,10 +316,14 @@ static void assert_step(const tsr_job_report *p, const tsr_job_report *q, const 
     assert_bits(p->grad_norm, q->grad_norm, what, "grad_norm of step", step);
     assert_bits(p->mean_token_accuracy, q->mean_token_accuracy, what, "accuracy of step", step);
     assert_bits(p->entropy, q->entropy, what, "entropy of step", step);
+    assert_bits(p->expert_load_over_mean, q->expert_load_over_mean, what, "load of step", step);
+    assert_bits(p->expert_empty_share, q->expert_empty_share, what, "empty experts of step", step);
+    assert_bits(p->aux_loss, q->aux_loss, what, "aux_loss of step", step);
     assert_bits(p->learning_rate, q->learning_rate, what, "learning_rate of step", step);
     assert_bits(p->epoch, q->epoch, what, "epoch of step", step);
     if (p->step != q->step || p->label_tokens != q->label_tokens ||
         p->input_tokens != q->input_tokens || p->skipped != q->skipped ||
+        p->expert_dropped != q->expert_dropped ||
         (p->last != q->last && !p->stopped && !q->stopped))
         fail_msg("%s: step %d differs in its counts", what, step);
 }

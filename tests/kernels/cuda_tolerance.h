@@ -18,6 +18,10 @@ typedef struct {
 static const cuda_tolerance tolerance_gemm = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_merge = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_low_rank = {2e-6, 5e-5}; /* bf16: the sums, in tensor cores */
+static const cuda_tolerance tolerance_grouped = {2e-6,
+                                                 5e-5}; /* beside the rounding of each element */
+/* low and d_low are rounded on the way. */
+static const cuda_tolerance tolerance_expert_low_rank = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_rms_norm = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_rope = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_swiglu = {2e-6, 4e-3};
@@ -26,6 +30,8 @@ static const cuda_tolerance tolerance_column_sum = {2e-6, 2e-6};  /* dm: fp32, o
 static const cuda_tolerance tolerance_attention = {5e-6, 6e-3};
 static const cuda_tolerance tolerance_attention_backward = {2e-5, 1.2e-2};
 static const cuda_tolerance tolerance_head = {5e-6, 4e-3};
+static const cuda_tolerance tolerance_route = {1e-5, 5e-5}; /* bf16: as of low_rank */
+static const cuda_tolerance tolerance_combine = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_norms = {1e-6, 1e-6}; /* row_square_norm, dora_norm */
 /* fp8_gemm, which has no fp32 operands: f32 is of sums promoted to fp32, bf16 of `fast` ones, in the 14
  * bits or so that tensor cores add e4m3 products with. */

@@ -8,6 +8,7 @@
 #include "kernel_test.h"
 
 #include "kernels/route.h"
+#include "kernels/routes.h"
 
 #define RUN_OK(call)                                                                               \
     do {                                                                                           \
@@ -168,6 +169,37 @@ static inline void route_logits(double *s, const route_data *d, const double *x)
         for (int64_t i = 0; i < d->c.h; i++)
             s[e] += x[i] * (double)d->weight[e * d->c.h + i];
     }
+}
+
+/* ---- who goes where ---- */
+
+typedef enum { LOAD_EVEN, LOAD_ZIPF, LOAD_ONE_EXPERT, LOADS } route_load;
+
+/* k different experts of a token, by load. */
+static inline void draw_ids(int32_t *id, int64_t t, int64_t k, int64_t experts, route_load kind,
+                            uint64_t seed)
+{
+    bool taken[1024] = {0};
+    for (int64_t j = 0; j < k; j++) {
+        float u = tsr_philox_uniform(tsr_philox_at(seed, 3, (uint64_t)(t * k + j)).word[0]);
+        int64_t e =
+            (int64_t)((double)experts * (kind == LOAD_ZIPF ? pow((double)u, 6) : (double)u));
+        e = kind == LOAD_ONE_EXPERT ? experts - 1 : e < experts ? e : experts - 1;
+        while (taken[e])
+            e = (e + 1) % experts;
+        taken[e] = true;
+        id[j] = (int32_t)e;
+    }
+}
+
+static inline tsr_routes new_routes(int64_t tokens, int64_t k, int64_t experts, route_load kind)
+{
+    void *memory = malloc(tsr_routes_bytes(tokens, k, experts));
+    assert_non_null(memory);
+    tsr_routes r = tsr_routes_at(memory, tokens, k, experts);
+    for (int64_t t = 0; t < tokens; t++)
+        draw_ids(r.id + t * k, t, k, experts, kind, (uint64_t)(experts + k));
+    return r;
 }
 
 #endif

@@ -2,47 +2,13 @@
  * test_combine.c: rows of tokens sorted by expert, the sum over a token's experts and its backward, against
  * their definitions written here a second time, in fp64.
  */
-#include "kernels/combine.h"
-
-#include "kernels/kernel_test.h"
+#include "route_case.h"
 
 #include "base/status.h"
+#include "kernels/combine.h"
 #include "kernels/route_sort.h"
 
 #define SUM_TOLERANCE 1e-6 /* of the largest: fp32 sums of k, and in 16 lanes */
-
-#define RUN_OK(call)                                                                               \
-    do {                                                                                           \
-        if ((call) != TSR_OK)                                                                      \
-            fail_msg("%s: %s", #call, tsr_last_error());                                           \
-    } while (0)
-
-typedef enum { RANDOM, ZIPF, ONE_EXPERT, KINDS } load;
-
-/* k different experts of a token, by load. */
-static void draw_ids(int32_t *id, int64_t t, int64_t k, int64_t experts, load kind, uint64_t seed)
-{
-    bool taken[1024] = {0};
-    for (int64_t j = 0; j < k; j++) {
-        float u = tsr_philox_uniform(tsr_philox_at(seed, 3, (uint64_t)(t * k + j)).word[0]);
-        int64_t e = (int64_t)((double)experts * (kind == ZIPF ? pow((double)u, 6) : (double)u));
-        e = kind == ONE_EXPERT ? experts - 1 : e < experts ? e : experts - 1;
-        while (taken[e])
-            e = (e + 1) % experts;
-        taken[e] = true;
-        id[j] = (int32_t)e;
-    }
-}
-
-static tsr_routes new_routes(int64_t tokens, int64_t k, int64_t experts, load kind)
-{
-    void *memory = malloc(tsr_routes_bytes(tokens, k, experts));
-    assert_non_null(memory);
-    tsr_routes r = tsr_routes_at(memory, tokens, k, experts);
-    for (int64_t t = 0; t < tokens; t++)
-        draw_ids(r.id + t * k, t, k, experts, kind, (uint64_t)(experts + k));
-    return r;
-}
 
 static const int64_t shapes[][3] = {/* tokens, k, experts */
                                     {0, 2, 8},  {1, 1, 1},  {1, 8, 128},  {100, 2, 8},
@@ -79,9 +45,9 @@ static void rows_are_sorted_by_expert_then_slot(void **state)
 {
     (void)state;
     const int64_t capacities[] = {0, 1, 7, 1000000};
-    for (int i = 0; i < SHAPES * KINDS * 4; i++) {
+    for (int i = 0; i < SHAPES * LOADS * 4; i++) {
         int64_t tokens = shapes[i / 12][0], k = shapes[i / 12][1], experts = shapes[i / 12][2];
-        tsr_routes r = new_routes(tokens, k, experts, (load)(i / 4 % KINDS));
+        tsr_routes r = new_routes(tokens, k, experts, (route_load)(i / 4 % LOADS));
         tsr_route_sort_args args = {.routes = r,
                                     .tokens = tokens,
                                     .k = k,
@@ -96,7 +62,7 @@ static void rows_are_sorted_by_expert_then_slot(void **state)
 static void bad_routes_are_refused(void **state)
 {
     (void)state;
-    tsr_routes r = new_routes(4, 2, 8, RANDOM);
+    tsr_routes r = new_routes(4, 2, 8, LOAD_EVEN);
     const tsr_route_sort_args good = {.routes = r, .tokens = 4, .k = 2, .experts = 8};
     RUN_OK(tsr_route_sort_ref(&good, test_pool(0)));
     tsr_route_sort_args bad = good;
@@ -129,7 +95,7 @@ static combine_data new_combine(int i, int64_t capacity)
 {
     int64_t tokens = shapes[i][0], k = shapes[i][1], experts = shapes[i][2], slots = tokens * k;
     int64_t h = i % 3 ? 70 : 129, inner = i % 2 ? 64 : 45;
-    combine_data d = {.routes = new_routes(tokens, k, experts, RANDOM)};
+    combine_data d = {.routes = new_routes(tokens, k, experts, LOAD_EVEN)};
     tsr_route_sort_args sort = {
         .routes = d.routes, .tokens = tokens, .k = k, .experts = experts, .capacity = capacity};
     RUN_OK(tsr_route_sort_ref(&sort, test_pool(0)));

@@ -16,6 +16,8 @@ typedef struct {
     int32_t length[MAX_DOCUMENTS];
     float scores; /* the size of q and k; 0: 1 */
     float softcap, scale;
+    int32_t v_dim; /* of a head of v and o; 0: dim */
+    float sinks;   /* their size; 0: none */
 } attention_case;
 
 #define ODD_LENGTHS                                                                                \
@@ -53,7 +55,36 @@ static const attention_case own_cases[] = {
     {200, 2, 2, 1, 256, 50, {130, 70}, 0, 1.5f},
     {150, 2, 4, 2, 512, 40, {90, 60}, 0, 3},
     {150, 1, 2, 1, 64, 0, {150}, 8, 30},
+    /* values of another size: DeepSeek-V3's, within one width of kernels, wider than keys, odd, capped */
+    {666, 10, 4, 4, 192, 0, ODD_LENGTHS, 0, 0, 0, 128},
+    {1030, 1, 2, 1, 192, 0, {1030}, 0, 0, 0.1f, 128},
+    {400, 2, 4, 2, 192, 30, {129, 271}, 0, 0, 0, 96},
+    {300, 1, 2, 2, 160, 0, {290}, 0, 0, 0, 64},
+    {655, 10, 4, 4, 24, 0, ODD_LENGTHS, 0, 0, 0, 16},
+    {400, 2, 4, 2, 64, 20, {129, 271}, 0, 0, 0, 128},
+    {300, 1, 2, 2, 192, 0, {300}, 0, 0, 0, 192},
+    {200, 2, 3, 1, 130, 0, {65, 130}, 0, 0, 0, 33},
+    {200, 2, 2, 1, 40, 0, {65, 130}, 0, 0, 0, 300},
+    {70, 3, 2, 1, 5, 0, {2, 0, 61}, 0, 1, 0, 7},
+    {200, 2, 2, 2, 192, 0, {65, 130}, 0, 5, 0, 128},
+    /* sinks: of every kernel, with windows, groups, empty documents, a cap, far above the scores */
+    {1, 1, 1, 1, 1, 0, {1}, 0, 0, 0, 0, 2},
+    {5, 0, 2, 1, 16, 0, {0}, 0, 0, 0, 0, 2}, /* padding only */
+    {70, 3, 2, 1, 5, 0, {2, 0, 61}, 0, 0, 0, 0, 2},
+    {666, 10, 8, 1, 64, 0, ODD_LENGTHS, 0, 0, 0, 0, 3},
+    {666, 10, 8, 1, 64, 128, ODD_LENGTHS, 0, 0, 0, 0, 3},
+    {400, 1, 2, 2, 128, 130, {390}, 0, 0, 0, 0, 30},
+    {700, 10, 4, 2, 96, 0, ODD_LENGTHS, 0, 0, 0.2f, 0, 1},
+    {90, 2, 2, 1, 64, 1, {40, 45}, 0, 20, 0, 0, 2},
+    {200, 2, 3, 1, 130, 33, {65, 130}, 0, 5, 0, 0, 2},
+    {150, 2, 4, 2, 512, 40, {90, 60}, 0, 0, 0, 0, 2},
+    {150, 1, 2, 1, 64, 0, {150}, 40, 0, 0, 0, 40},
 };
+
+static int64_t values_of(const attention_case *c)
+{
+    return c->v_dim ? c->v_dim : c->dim;
+}
 
 /* ---- one case: data, what is wanted, what the device has ---- */
 
@@ -61,10 +92,11 @@ typedef struct {
     const attention_case *c;
     tsr_dtype dtype;
     int32_t cu_seqlens[MAX_DOCUMENTS + 1];
-    int64_t q_count, kv_count, lse_count;
+    int64_t q_count, k_count, v_count, o_count, lse_count;
     float *q, *k, *v, *d_o;        /* rounded to dtype */
+    float *sinks;                  /* rounded to dtype, to bf16 for fp16; or NULL */
     float *o, *lse, *dq, *dk, *dv; /* wanted */
-    const void *dev_q, *dev_k, *dev_v, *dev_d_o, *dev_cu;
+    const void *dev_q, *dev_k, *dev_v, *dev_d_o, *dev_cu, *dev_sinks;
     bool transposed; /* lse is [tokens, heads] */
 } problem;
 
@@ -82,6 +114,7 @@ typedef struct {
     float *lse;
     uint64_t workspace_bytes;
     tsr_dtype dtype;
+    tsr_frozen sinks;
 } operands;
 
 static tsr_attention_shape shape_of(const attention_case *c, const operands *x)
@@ -94,8 +127,10 @@ static tsr_attention_shape shape_of(const attention_case *c, const operands *x)
                                  .q_heads = c->q_heads,
                                  .kv_heads = c->kv_heads,
                                  .head_dim = c->dim,
+                                 .v_dim = c->v_dim,
                                  .window = c->window,
                                  .scale = c->scale,
+                                 .sinks = x->sinks,
                                  .softcap = c->softcap,
                                  .dtype = x->dtype};
 }
@@ -135,12 +170,18 @@ static void want(problem *p)
                      .workspace = malloc(bytes + 1),
                      .lse = p->lse,
                      .workspace_bytes = bytes,
-                     .dtype = TSR_F32};
+                     .dtype = TSR_F32,
+                     .sinks = {p->sinks, TSR_F32}};
     tsr_attention_args forward = forward_of(p->c, &host);
     tsr_attention_backward_args backward = backward_of(p->c, &host);
     RUN(tsr_attention_ref(&forward, rig.pool));
     RUN(tsr_attention_backward_ref(&backward, rig.pool));
     free(host.workspace);
+}
+
+static tsr_dtype sinks_dtype(tsr_dtype dtype)
+{
+    return dtype == TSR_F32 ? TSR_F32 : TSR_BF16;
 }
 
 /* padding: what q, k, v and d_o hold for tokens of no document. */
@@ -150,36 +191,42 @@ static void make_problem(problem *p, const attention_case *c, tsr_dtype dtype, f
     *p = (problem){.c = c,
                    .dtype = dtype,
                    .q_count = c->tokens * c->q_heads * c->dim,
-                   .kv_count = c->tokens * c->kv_heads * c->dim,
+                   .k_count = c->tokens * c->kv_heads * c->dim,
+                   .v_count = c->tokens * c->kv_heads * values_of(c),
+                   .o_count = c->tokens * c->q_heads * values_of(c),
                    .lse_count = c->tokens * c->q_heads};
     for (int32_t i = 0; i < c->documents; i++)
         p->cu_seqlens[i + 1] = p->cu_seqlens[i] + c->length[i];
     assert_true(p->cu_seqlens[c->documents] <= c->tokens);
     p->q = new_random(p->q_count, 1, 2 * size);
-    p->k = new_random(p->kv_count, 2, 2 * size);
-    p->v = new_random(p->kv_count, 3, 1);
-    p->d_o = new_random(p->q_count, 4, 1);
+    p->k = new_random(p->k_count, 2, 2 * size);
+    p->v = new_random(p->v_count, 3, 1);
+    p->d_o = new_random(p->o_count, 4, 1);
     set_padding(p, p->q, c->q_heads * c->dim, padding);
     set_padding(p, p->k, c->kv_heads * c->dim, padding);
-    set_padding(p, p->v, c->kv_heads * c->dim, padding);
-    set_padding(p, p->d_o, c->q_heads * c->dim, padding);
+    set_padding(p, p->v, c->kv_heads * values_of(c), padding);
+    set_padding(p, p->d_o, c->q_heads * values_of(c), padding);
     p->dev_q = cuda_values(p->q, p->q_count, dtype);
-    p->dev_k = cuda_values(p->k, p->kv_count, dtype);
-    p->dev_v = cuda_values(p->v, p->kv_count, dtype);
-    p->dev_d_o = cuda_values(p->d_o, p->q_count, dtype);
+    p->dev_k = cuda_values(p->k, p->k_count, dtype);
+    p->dev_v = cuda_values(p->v, p->v_count, dtype);
+    p->dev_d_o = cuda_values(p->d_o, p->o_count, dtype);
+    if (c->sinks > 0) {
+        p->sinks = new_random(c->q_heads, 5, 2 * c->sinks);
+        p->dev_sinks = cuda_values(p->sinks, c->q_heads, sinks_dtype(dtype));
+    }
     p->dev_cu = cuda_copy(p->cu_seqlens, (uint64_t)(c->documents + 1) * sizeof(int32_t));
-    p->o = new_floats(p->q_count);
+    p->o = new_floats(p->o_count);
     p->lse = new_floats(p->lse_count);
     p->dq = new_floats(p->q_count);
-    p->dk = new_floats(p->kv_count);
-    p->dv = new_floats(p->kv_count);
+    p->dk = new_floats(p->k_count);
+    p->dv = new_floats(p->v_count);
     want(p);
 }
 
 static void free_problem(problem *p)
 {
     free(p->q), free(p->k), free(p->v), free(p->d_o), free(p->o), free(p->lse), free(p->dq);
-    free(p->dk), free(p->dv);
+    free(p->dk), free(p->dv), free(p->sinks);
     cuda_free_all();
 }
 
@@ -197,14 +244,15 @@ static operands run(const problem *p, forward_function *forward, backward_functi
                   .v = p->dev_v,
                   .d_o = p->dev_d_o,
                   .cu_seqlens = p->dev_cu,
-                  .o = cuda_copy(NULL, (uint64_t)p->q_count * size),
+                  .o = cuda_copy(NULL, (uint64_t)p->o_count * size),
                   .dq = cuda_copy(NULL, (uint64_t)p->q_count * size),
-                  .dk = cuda_copy(NULL, (uint64_t)p->kv_count * size),
-                  .dv = cuda_copy(NULL, (uint64_t)p->kv_count * size),
+                  .dk = cuda_copy(NULL, (uint64_t)p->k_count * size),
+                  .dv = cuda_copy(NULL, (uint64_t)p->v_count * size),
                   .workspace = workspace,
                   .lse = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof(float)),
                   .workspace_bytes = workspace_bytes,
-                  .dtype = p->dtype};
+                  .dtype = p->dtype,
+                  .sinks = {p->dev_sinks, sinks_dtype(p->dtype)}};
     tsr_attention_args forward_args = forward_of(p->c, &x);
     tsr_attention_backward_args backward_args = backward_of(p->c, &x);
     RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
@@ -241,24 +289,23 @@ static void expect_lse(const problem *p, const float *device)
 static void compare(const problem *p, const operands *first, const operands *second, bool repeats)
 {
     uint64_t size = tsr_dtype_bytes(p->dtype);
-    uint64_t q_bytes = (uint64_t)p->q_count * size, kv_bytes = (uint64_t)p->kv_count * size;
     /* Scores 1600 times as large are rounded that much coarser. */
     double loose = p->c->scores > 1 ? 200 : 1;
     double forward = tolerance_of(tolerance_attention, p->dtype);
     double backward = tolerance_of(tolerance_attention_backward, p->dtype);
     if (p->dtype != TSR_F32) /* <do, o> of a rounded o, times rows of q and k */
         loose = loose > 1 ? 20 : 1;
-    cuda_expect("o", first->o, p->o, p->q_count, p->dtype, forward * loose, 1e-30);
+    cuda_expect("o", first->o, p->o, p->o_count, p->dtype, forward * loose, 1e-30);
     expect_lse(p, first->lse);
     cuda_expect("dq", first->dq, p->dq, p->q_count, p->dtype, backward * loose, LEAST);
-    cuda_expect("dk", first->dk, p->dk, p->kv_count, p->dtype, backward * loose, LEAST);
-    cuda_expect("dv", first->dv, p->dv, p->kv_count, p->dtype, backward * loose, 1e-30);
-    expect_same("o", first->o, second->o, q_bytes);
+    cuda_expect("dk", first->dk, p->dk, p->k_count, p->dtype, backward * loose, LEAST);
+    cuda_expect("dv", first->dv, p->dv, p->v_count, p->dtype, backward * loose, 1e-30);
+    expect_same("o", first->o, second->o, (uint64_t)p->o_count * size);
     expect_same("lse", first->lse, second->lse, (uint64_t)p->lse_count * sizeof(float));
     if (repeats)
-        expect_same("dq", first->dq, second->dq, q_bytes);
-    expect_same("dk", first->dk, second->dk, kv_bytes);
-    expect_same("dv", first->dv, second->dv, kv_bytes);
+        expect_same("dq", first->dq, second->dq, (uint64_t)p->q_count * size);
+    expect_same("dk", first->dk, second->dk, (uint64_t)p->k_count * size);
+    expect_same("dv", first->dv, second->dv, (uint64_t)p->v_count * size);
 }
 
 /* ---- the own kernel ---- */
@@ -311,6 +358,13 @@ static const cudnn_case cudnn_cases[] = {
     {{665, 10, 8, 4, 128, 0, ODD_LENGTHS}, 0, 0, 0, 4, true}, /* pieces */
     {{600, 2, 16, 4, 128, 0, {300, 257}}, 0, 0, 0, 4, true},  /* groups of heads */
     {{400, 0, 8, 2, 128, 0, {0}}, 0, 10, 300, 0, true},       /* padding only */
+    /* sinks */
+    {{655, 10, 8, 2, 128, 0, ODD_LENGTHS, 0, 0, 0, 2}, 2000, 21, 1000, 0},
+    {{700, 10, 8, 1, 64, 0, ODD_LENGTHS, 0, 0, 0, 3}, 0, 0, 0, 0},
+    {{665, 10, 8, 1, 96, 400, ODD_LENGTHS, 0, 0, 0.2f, 6}, 0, 0, 0, 0},
+    {{600, 2, 16, 4, 128, 0, {300, 257}, 0, 0, 0, 2}, 0, 0, 0, 4},
+    {{400, 0, 8, 2, 128, 0, {0}, 0, 0, 0, 2}, 0, 10, 300, 0},
+    {{700, 10, 8, 1, 64, 0, ODD_LENGTHS, 0, 0, 0, 3}, 0, 0, 0, 0, true},
 };
 
 static tsr_attention_bounds bounds_of(const cudnn_case *c)
@@ -443,6 +497,35 @@ static void capped_scores_pass_cudnn_by(void **state)
     free_problem(&p);
 }
 
+/* Values of another size than keys are the own kernel's, whatever was prepared. */
+static void other_values_pass_cudnn_by(void **state)
+{
+    (void)state;
+    tsr_attention_bounds b = {.tokens = 1024,
+                              .documents = 1,
+                              .longest = 1024,
+                              .q_heads = 4,
+                              .kv_heads = 4,
+                              .head_dim = 128,
+                              .v_dim = 64,
+                              .dtype = TSR_BF16,
+                              .train = true};
+    tsr_sdpa_cut cut;
+    assert_false(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+    tsr_sdpa *sdpa = open_sdpa();
+    b.v_dim = 0;
+    RUN(tsr_sdpa_prepare(sdpa, &b));
+    tsr_attention_shape shape = {.tokens = 1024,
+                                 .documents = 1,
+                                 .q_heads = 4,
+                                 .kv_heads = 4,
+                                 .head_dim = 128,
+                                 .dtype = TSR_BF16};
+    assert_non_null(tsr_sdpa_find(sdpa, &shape));
+    shape.v_dim = 64;
+    assert_null(tsr_sdpa_find(sdpa, &shape));
+}
+
 /* What the plan takes for a real shape, and that cutting keeps to it. */
 static void workspaces_are_bounded(void **state)
 {
@@ -499,6 +582,8 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
     tsr_attention_args wide = forward_of(&(attention_case){1, 1, 1, 1, 520}, &x);
     assert_int_equal(rig.kernels->attention(rig.stream, &wide), TSR_EUNSUPPORTED);
+    wide.shape.head_dim = 8, wide.shape.v_dim = 520;
+    assert_int_equal(rig.kernels->attention(rig.stream, &wide), TSR_EUNSUPPORTED);
     cuda_wait();
     free_problem(&p);
 }
@@ -509,6 +594,7 @@ int main(void)
         cmocka_unit_test(own_kernel_matches_the_reference),
         cmocka_unit_test(cudnn_matches_the_reference),
         cmocka_unit_test(capped_scores_pass_cudnn_by),
+        cmocka_unit_test(other_values_pass_cudnn_by),
         cmocka_unit_test(cuts_give_the_same_bits),
         cmocka_unit_test(workspaces_are_bounded),
         cmocka_unit_test(bad_arguments_are_refused),

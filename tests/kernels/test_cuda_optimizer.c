@@ -450,7 +450,8 @@ static void step_sums_are_added_and_cleared(void **state)
     (void)state;
     for (int flags = 0; flags < 4; flags++) {
         int64_t loss = -5 + ((int64_t)flags << 40), gradient = flags & 2 ? 1 : 0;
-        int64_t word_loss = 7, word_bad = 3, reported[2] = {40, -3}, word_reported[2] = {1, 2};
+        int64_t word_loss = 7, word_bad = 3, reported[TSR_REPORTED_SUMS] = {40, -3},
+                word_reported[TSR_REPORTED_SUMS] = {1, 2};
         int32_t overflow = flags & 1;
         tsr_step_sums_args args = {cuda_copy(&loss, 8), cuda_copy(&overflow, 4),
                                    cuda_copy(&gradient, 8), cuda_copy(&word_loss, 8),
@@ -468,8 +469,9 @@ static void step_sums_are_added_and_cleared(void **state)
         RUN(tsr_step_sums_ref(&host, rig.pool));
         if (flags & 1) {
             assert_true(reported[0] == 0 && word_reported[0] == 41 && word_reported[1] == -1);
-            expect_bytes("reported", args.reported, reported, 16, 16);
-            expect_bytes("word_reported", args.word_reported, word_reported, 16, 16);
+            expect_bytes("reported", args.reported, reported, sizeof reported, sizeof reported);
+            expect_bytes("word_reported", args.word_reported, word_reported, sizeof reported,
+                         sizeof reported);
         }
         expect_bytes("loss", args.loss, &loss, 8, 8);
         expect_bytes("loss_overflow", args.loss_overflow, &overflow, 4, 4);

@@ -1,5 +1,5 @@
 /*
- * test_cuda_swiglu.c: SwiGLU and GeGLU on the GPU against the C reference: shapes that fit vectors and that do not, buffers
+ * test_cuda_swiglu.c: SwiGLU, GeGLU and gpt-oss's clamped SwiGLU on the GPU against the C reference: shapes that fit vectors and that do not, buffers
  * off their alignment, gate and up as halves of one row and with columns behind them, every optional pointer, every alias
  * that the contract allows.
  */
@@ -7,6 +7,12 @@
 
 static tsr_activation activation; /* of the cases */
 static int64_t gap;               /* columns behind gate and up in one row; -1: two buffers */
+
+/* What random inputs are multiplied by: so that half of them are clamped. */
+static float wide(void)
+{
+    return activation == TSR_SILU_CLAMPED ? 10 : 1;
+}
 
 typedef struct {
     input z_gate, z_up, dact, g_gate, g_up, bias_gate, bias_up, n_gate, n_up;
@@ -19,12 +25,12 @@ static swiglu_inputs make_swiglu(int64_t tokens, int64_t f, tsr_dtype dtype, boo
     swiglu_inputs in = {
         .dact = random_input(tokens * f, 3, 1, dtype), .n_gate = gain(f, 4), .n_up = gain(f, 5)};
     if (gap < 0) {
-        in.z_gate = random_input(tokens * f, 1, 6, dtype);
-        in.z_up = random_input(tokens * f, 2, 1, dtype);
+        in.z_gate = random_input(tokens * f, 1, 6 * wide(), dtype);
+        in.z_up = random_input(tokens * f, 2, 2 * wide() - 1, dtype);
     } else {
         in.stride = 2 * f + gap;
         in.wide_count = tokens * in.stride + PAD;
-        in.wide = random_input(in.wide_count, 1, 3, dtype);
+        in.wide = random_input(in.wide_count, 1, 3 * wide(), dtype);
         in.old = random_input(in.wide_count, 10, 1, dtype);
         in.z_gate = in.wide;
         in.z_up = columns_of(in.wide, f, dtype);
@@ -155,9 +161,9 @@ static void swiglu_matches(void **state)
 {
     (void)state;
     static const int64_t gaps[] = {-1, 0, 3, 8};
-    static const tsr_activation activations[] = {TSR_GELU_TANH, TSR_SILU};
-    for (int i = 0; i < 8; i++) {
-        activation = activations[i % 2], gap = gaps[i / 2];
+    static const tsr_activation activations[] = {TSR_GELU_TANH, TSR_SILU_CLAMPED, TSR_SILU};
+    for (int i = 0; i < 12; i++) {
+        activation = activations[i % 3], gap = gaps[i / 3];
         over_shapes(swiglu_case, flat_shapes, FLAT_SHAPES);
         over_shapes(swiglu_backward_case, flat_shapes, FLAT_SHAPES);
     }

@@ -117,10 +117,10 @@ static void columns_match(void **state)
     static const int64_t shapes[][4] = {
         {1, 1, 1, 1}, {37, 5, 12, 9}, {300, 64, 72, 96}, {9, 1030, 1031, 1100}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 8; k++) {
             int64_t rows = shapes[i][0], in_count = rows * shapes[i][3],
                     out_count = rows * shapes[i][2];
-            tsr_dtype from = all_dtypes[k % 2], to = all_dtypes[k / 2];
+            tsr_dtype from = all_dtypes[k % 2], to = all_dtypes[k / 2 % 2];
             if (!cuda_turn())
                 continue;
             input in = random_input(in_count, 6, 1, from);
@@ -132,14 +132,18 @@ static void columns_match(void **state)
                                           .out_stride = shapes[i][2],
                                           .in_stride = shapes[i][3],
                                           .scale = 2};
+            input g = k < 4 ? no_input() : gain(shapes[i][1], 7);
+            input bias = k < 4 ? no_input() : random_input(shapes[i][1], 8, 1, TSR_BF16);
+            args.g = g.host, args.bias = on_host(bias);
             float *want = args.out;
             memset(want, 0, (size_t)out_count * sizeof *want);
             RUN(tsr_device_write(rig.device, out.device, want,
                                  (uint64_t)out_count * tsr_dtype_bytes(to)));
             RUN(tsr_copy_columns_ref(&args, rig.pool));
             args.out = out.device, args.in = in.device, args.in_dtype = from, args.dtype = to;
+            args.g = g.device, args.bias = on_device(bias, TSR_BF16);
             RUN(rig.kernels->copy_columns(rig.stream, &args));
-            expect("columns", out, want, 0);
+            expect("columns", out, want, k < 4 ? 0 : tolerance_elementwise.f32);
             end_case();
         }
 }

@@ -1,5 +1,5 @@
 /*
- * test_swiglu.c: SwiGLU and GeGLU against fp64 and its gradients, dm included, against central differences.
+ * test_swiglu.c: SwiGLU, GeGLU and gpt-oss's clamped SwiGLU against fp64 and its gradients, dm included, against central differences.
  */
 #include "kernels/swiglu.h"
 
@@ -8,7 +8,14 @@
 #define F32_TOLERANCE          1e-6 /* of the largest element */
 #define F32_GRADIENT_TOLERANCE 2e-6
 
+static const tsr_activation activations[] = {TSR_GELU_TANH, TSR_SILU_CLAMPED, TSR_SILU};
 static tsr_activation activation; /* of the cases */
+
+/* What random inputs are multiplied by: so that half of them are clamped. */
+static float wide(void)
+{
+    return activation == TSR_SILU_CLAMPED ? 14 : 1;
+}
 
 /* act[t, j] of y = g z + bias, with g = m / n. */
 static double act64(double z_gate, double z_up, double g_gate, double g_up, double b_gate,
@@ -17,6 +24,10 @@ static double act64(double z_gate, double z_up, double g_gate, double g_up, doub
     double gate = g_gate * z_gate + b_gate, up = g_up * z_up + b_up;
     if (activation == TSR_SILU)
         return gate / (1 + exp(-gate)) * up;
+    if (activation == TSR_SILU_CLAMPED) {
+        double g = fmin(gate, 7), u = fmax(fmin(up, 7), -7);
+        return (u + 1) * g / (1 + exp(-1.702 * g));
+    }
     return gate / 2 * (1 + tanh(sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate))) * up;
 }
 
@@ -74,7 +85,7 @@ static float *new_quotient(const float *m, const float *n, int64_t count)
 static void one_case(int64_t tokens, int64_t f, float scale, bool differences)
 {
     int64_t count = tokens * f;
-    float *z_gate = new_random(count, 1, scale), *z_up = new_random(count, 2, 1);
+    float *z_gate = new_random(count, 1, scale * wide()), *z_up = new_random(count, 2, wide());
     float *m_gate = new_gain(f, 3), *m_up = new_gain(f, 4), *n_gate = new_norms(f);
     float *n_up = new_norms(f), *b_gate = new_random(f, 5, 1), *b_up = new_random(f, 6, 1);
     float *g_gate = new_quotient(m_gate, n_gate, f), *g_up = new_quotient(m_up, n_up, f);
@@ -150,8 +161,8 @@ static void one_case(int64_t tokens, int64_t f, float scale, bool differences)
 static void shapes_match_fp64_and_differences(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) {
-        activation = i ? TSR_GELU_TANH : TSR_SILU;
+    for (int i = 0; i < 3; i++) {
+        activation = activations[i];
         one_case(1, 1, 1, true);
         one_case(3, 5, 2, true);
         one_case(21, 16, 2, true);
@@ -159,7 +170,38 @@ static void shapes_match_fp64_and_differences(void **state)
         one_case(0, 9, 1, true);
         one_case(600, 130, 3, false);
     }
-    activation = TSR_SILU;
+}
+
+/* At a limit a gradient passes, as in PyTorch's clamp; just beyond it none does; a NaN is not clamped. */
+static void limits_are_inside(void **state)
+{
+    (void)state;
+    float beyond = nextafterf(7, 8);
+    float z_gate[8] = {7, beyond, 1, 1, 1, 1, NAN, 1}, z_up[8] = {1, 1, 7, beyond, -7, -beyond, 1};
+    float act[8], dact[8] = {1, 1, 1, 1, 1, 1, 1, 1}, dz[16];
+    z_up[7] = NAN;
+    tsr_swiglu_args args = {.z_gate = z_gate,
+                            .z_up = z_up,
+                            .act = act,
+                            .tokens = 1,
+                            .f = 8,
+                            .activation = TSR_SILU_CLAMPED};
+    tsr_swiglu_backward_args back = {.dact = dact,
+                                     .z_gate = z_gate,
+                                     .z_up = z_up,
+                                     .dz_gate = dz,
+                                     .dz_up = dz + 8,
+                                     .tokens = 1,
+                                     .f = 8,
+                                     .activation = TSR_SILU_CLAMPED};
+    assert_int_equal(tsr_swiglu_ref(&args, test_pool(0)), TSR_OK);
+    assert_int_equal(tsr_swiglu_backward_ref(&back, test_pool(0)), TSR_OK);
+    for (int i = 0; i < 3; i++) {
+        assert_true(act[2 * i] == act[2 * i + 1]);
+        assert_true(dz[i ? 8 + 2 * i : 0] > 0 && dz[i ? 9 + 2 * i : 1] == 0);
+    }
+    assert_true(isnan(act[6]) && isnan(act[7]) && isnan(dz[6]) && isnan(dz[7]));
+    assert_true(isnan(dz[14]) && dz[15] > 0); /* NaN (u + 1) f', and f of a gate of 1 */
 }
 
 static void extreme_gates_stay_finite(void **state)
@@ -188,7 +230,7 @@ static void extreme_gates_stay_finite(void **state)
 static void strided_case(int64_t tokens, int64_t f, int64_t gap, bool sums)
 {
     int64_t count = tokens * f, stride = 2 * f + gap;
-    float *z[2] = {new_random(count, 1, 3), new_random(count, 2, 2)};
+    float *z[2] = {new_random(count, 1, 3 * wide()), new_random(count, 2, 2 * wide())};
     float *dact = new_random(count, 3, 1), *n = new_gain(f, 4), *g = new_gain(f, 5);
     float *bias = new_random(f, 6, 1), *dense = new_floats(3 * count + 2 * f);
     float *wide = new_random(tokens * stride, 7, 1), *before = new_floats(tokens * stride);
@@ -240,13 +282,12 @@ static void halves_of_a_row_are_the_same(void **state)
 {
     (void)state;
     static const int64_t gaps[] = {0, 3, 8};
-    for (int i = 0; i < 12; i++) {
-        activation = i % 2 ? TSR_GELU_TANH : TSR_SILU;
-        strided_case(21, 16, gaps[i / 4], i / 2 % 2);
-        strided_case(5, 67, gaps[i / 4], i / 2 % 2);
-        strided_case(300, 130, gaps[i / 4], i / 2 % 2);
+    for (int i = 0; i < 18; i++) {
+        activation = activations[i % 3];
+        strided_case(21, 16, gaps[i / 6], i / 3 % 2);
+        strided_case(5, 67, gaps[i / 6], i / 3 % 2);
+        strided_case(300, 130, gaps[i / 6], i / 3 % 2);
     }
-    activation = TSR_SILU;
 }
 
 /* Rows that overlap, and gradients in e4m3 of rows that are not dense. */
@@ -300,6 +341,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_match_fp64_and_differences),
+        cmocka_unit_test(limits_are_inside),
         cmocka_unit_test(extreme_gates_stay_finite),
         cmocka_unit_test(halves_of_a_row_are_the_same),
         cmocka_unit_test(odd_strides_are_refused),

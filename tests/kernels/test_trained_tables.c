@@ -127,7 +127,7 @@ static void test_tables(void **state)
     }
 }
 
-/* Columns beside others, out of wider rows and into them; of bf16 too. */
+/* Columns beside others, out of wider rows and into them; of bf16 too, and with magnitude and bias. */
 static void test_copy_columns(void **state)
 {
     (void)state;
@@ -152,6 +152,17 @@ static void test_copy_columns(void **state)
                 assert_true(out[i * out_stride + j] ==
                             (written ? 2 * in[i * in_stride + j - 1] : 7));
             }
+        float g[5] = {1, 2, -1, 0.5f, 4};
+        uint16_t bias[5];
+        for (int64_t j = 0; j < columns; j++)
+            bias[j] = tsr_f32_to_bf16(0.25f * (float)j);
+        args.g = g;
+        args.bias = (tsr_frozen){bias, TSR_BF16};
+        assert_int_equal(tsr_copy_columns_ref(&args, test_pool(k)), TSR_OK);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < columns; j++)
+                assert_true(out[i * out_stride + j + 3] ==
+                            2 * (g[j] * in[i * in_stride + j + 2] + 0.25f * (float)j));
         args.out_stride = columns - 1;
         assert_int_equal(tsr_copy_columns_ref(&args, test_pool(0)), TSR_EINVAL);
     }

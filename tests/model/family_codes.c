@@ -32,7 +32,8 @@ static const uint8_t *frozen(const tsr_job *job, const tsr_layout_segment *segme
 static void compare(comparison *c, const char *name, uint64_t index, uint64_t count,
                     const uint8_t *codes, const uint8_t *absmax)
 {
-    const json_t *facts = json_object_get(c->matrices, name);
+    char plain[GOLDEN_NAME_BYTES];
+    const json_t *facts = json_object_get(c->matrices, golden_name(plain, name));
     uint64_t granule = index * ((count + GRANULE - 1) / GRANULE);
     uint32_t got[2] = {crc32_of(codes + granule * GRANULE / 2, (count + 1) / 2),
                        crc32_of(absmax + granule * GRANULE / 64, (count + 63) / 64)};

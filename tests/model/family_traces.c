@@ -25,7 +25,8 @@ static const char *dtype = "float32";
 typedef struct {
     const char
         *gradients; /* the golden trace whose gradients those of step 1 must be; NULL: none */
-    double loss[STEPS], grad_norm[STEPS];
+    double loss[STEPS], grad_norm[STEPS],
+        aux[STEPS]; /* aux: without its coefficient; not in loss */
     int64_t label_tokens[STEPS];
 } trace;
 
@@ -85,6 +86,7 @@ static tsr_status train(tsr_job *job, void *user)
             continue;
         out->loss[i] = report.loss;
         out->grad_norm[i] = report.grad_norm;
+        out->aux[i] = report.aux_loss;
         out->label_tokens[i] = report.label_tokens;
     }
     return tsr_job_save(job);
@@ -134,10 +136,20 @@ typedef struct {
     double loss, first, later;
 } nearness;
 
+/* The auxiliary loss of step i, or 0; *apart: how far it is from the golden one at most. The golden loss has it. */
+static double auxiliary(double *apart, const json_t *step, double got)
+{
+    const json_t *aux = json_object_get(step, "aux_loss");
+    if (!aux)
+        return 0;
+    *apart = worse(fabs(got - json_number_value(aux)), *apart);
+    return AUX_COEFFICIENT * got;
+}
+
 static void judge_steps(const char *name, const trace *got, nearness most)
 {
     json_t *facts = load(golden("%s/trace.json", name)), *steps = json_object_get(facts, "steps");
-    double loss = 0, first = 0, later = 0;
+    double loss = 0, first = 0, later = 0, aux = 0;
     assert_int_equal(json_array_size(steps), STEPS);
     for (int i = 0; i < STEPS; i++) {
         const json_t *step = json_array_get(steps, (size_t)i);
@@ -145,11 +157,14 @@ static void judge_steps(const char *name, const trace *got, nearness most)
         double apart = fabs(got->grad_norm[i] / norm - 1);
         assert_int_equal(got->label_tokens[i],
                          json_integer_value(json_object_get(step, "label_tokens")));
-        loss = worse(fabs(got->loss[i] - json_number_value(json_object_get(step, "loss"))), loss);
+        double whole = got->loss[i] + auxiliary(&aux, step, got->aux[i]);
+        loss = worse(fabs(whole - json_number_value(json_object_get(step, "loss"))), loss);
         first = i == 0 ? apart : first;
         later = worse(apart, later);
     }
     judge("losses", loss, most.loss);
+    if (json_object_get(json_array_get(steps, 0), "aux_loss"))
+        judge("auxiliary losses", aux, most.loss);
     judge("norm of the gradient at step 1", first, most.first);
     judge("norm of the gradient", later, most.later);
     json_decref(facts);

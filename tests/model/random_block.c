@@ -25,18 +25,71 @@ static const char *const v_names[] = {"a.v_proj", "b.v_proj", "c.v_proj"};
 static const char *const o_names[] = {"a.o_proj", "b.o_proj", "c.o_proj"};
 static const char *const q_norms[] = {"a.q_norm", "b.q_norm", "c.q_norm"};
 static const char *const k_norms[] = {"a.k_norm", "b.k_norm", "c.k_norm"};
+static const char *const q_latents[] = {"a.q_a_proj", "b.q_a_proj", "c.q_a_proj"};
+static const char *const latents[] = {"a.kv_a_proj", "b.kv_a_proj", "c.kv_a_proj"};
+static const char *const kv_names[] = {"a.kv_b_proj", "b.kv_b_proj", "c.kv_b_proj"};
+static const char *const sinks[] = {"a.sinks", "b.sinks", "c.sinks"};
 static const char *const gates[] = {"a.gate_proj", "b.gate_proj", "c.gate_proj"};
 static const char *const ups[] = {"a.up_proj", "b.up_proj", "c.up_proj"};
 static const char *const downs[] = {"a.down_proj", "b.down_proj", "c.down_proj"};
 static const char *const norms[] = {"norm_a", "norm_b", "norm_c"};
 static const char *const after[] = {"after_a", "after_b", "after_c"};
 
+static const char *const gate_names[] = {"a.gate", "b.gate", "c.gate"};
+static const char *const convolutions[] = {"a.conv1d", "b.conv1d", "c.conv1d"};
+static const char *const a_logs[] = {"a.A_log", "b.A_log", "c.A_log"};
+static const char *const dt_biases[] = {"a.dt_bias", "b.dt_bias", "c.dt_bias"};
+static const char *const gated_norms[] = {"a.norm", "b.norm", "c.norm"};
+
+static int16_t linear_attention(tsr_block *b, dice *d, int part, int16_t h)
+{
+    tsr_delta_rule_spec heads = {.key_heads = 1 + (int32_t)roll(d, 2)};
+    heads.value_heads = heads.key_heads * (1 + (int32_t)roll(d, 2));
+    heads.key_dim = 2 + (int32_t)roll(d, 7);
+    heads.value_dim = 2 + (int32_t)roll(d, 7);
+    uint64_t values = (uint64_t)(heads.value_heads * heads.value_dim);
+    uint64_t mixed = 2 * (uint64_t)(heads.key_heads * heads.key_dim) + values;
+    const tsr_matrix matrix[4] = {
+        {.name = q_names[part], .out = mixed, .in = b->width},
+        {.name = k_names[part], .out = values, .in = b->width},
+        {.name = v_names[part], .out = (uint64_t)heads.value_heads, .in = b->width},
+        {.name = gates[part], .out = (uint64_t)heads.value_heads, .in = b->width}};
+    int16_t value[TSR_NODE_PORTS];
+    tsr_block_linears(b, value, h, matrix, 4);
+    const int16_t in[3] = {
+        tsr_block_convolution(b, value[0], convolutions[part], 1 + (int32_t)roll(d, 5)), value[2],
+        value[3]};
+    int16_t o = tsr_block_delta_rule(b, in, a_logs[part], dt_biases[part], &heads);
+    int16_t y = tsr_block_gated_norm(b, o, value[1], gated_norms[part],
+                                     &(tsr_gated_norm_spec){1e-3f, heads.value_dim});
+    return tsr_block_linear(b, y, o_names[part], b->width, roll(d, 3) == 0);
+}
+
+/* What gates the output of attention: each of its columns, with queries that become the first half of theirs, or each
+ * head; or nothing. */
+enum { NO_GATE, GATE_OF_COLUMNS, GATE_OF_HEADS, GATE_KINDS };
+
+static int16_t gate_of(tsr_block *b, int16_t *queries, int part, int how, int16_t h, int32_t heads)
+{
+    static const tsr_value_name called[2] = {{"q raw", "queries"}, {"gate", "their gate"}};
+    int16_t half[2];
+    if (how == GATE_OF_HEADS)
+        return tsr_block_linear(b, h, gate_names[part], (uint64_t)heads, true);
+    if (how == NO_GATE)
+        return TSR_NONE;
+    tsr_block_split(b, half, *queries, heads, called);
+    *queries = half[0];
+    return half[1];
+}
+
 static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int16_t h)
 {
     int32_t kv_heads = 1 + (int32_t)roll(d, 2), q_heads = kv_heads * (1 + (int32_t)roll(d, 3));
     uint64_t q = (uint64_t)(q_heads * head_dim), kv = (uint64_t)(kv_heads * head_dim);
     bool bias = roll(d, 3) == 0, heads_norm = roll(d, 2), apart = roll(d, 2);
-    const tsr_matrix qkv[3] = {{.name = q_names[part], .out = q, .in = b->width, .bias = bias},
+    int gated = (int)roll(d, GATE_KINDS);
+    uint64_t q_out = gated == GATE_OF_COLUMNS ? 2 * q : q;
+    const tsr_matrix qkv[3] = {{.name = q_names[part], .out = q_out, .in = b->width, .bias = bias},
                                {.name = k_names[part], .out = kv, .in = b->width, .bias = bias},
                                {.name = v_names[part], .out = kv, .in = b->width, .bias = bias}};
     int16_t value[TSR_NODE_PORTS];
@@ -45,6 +98,7 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
             tsr_block_linears(b, &value[i], h, &qkv[i], 1);
     else
         tsr_block_linears(b, value, h, qkv, 3);
+    int16_t gate = gate_of(b, &value[0], part, gated, h, q_heads);
     if (heads_norm && roll(d, 2)) { /* of all heads at once */
         const char *const names[2] = {q_norms[part], k_norms[part]};
         for (int i = 0; i < 2; i++)
@@ -68,8 +122,46 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
     value[2] = apart_v == TSR_NONE ? value[2] : apart_v;
     int16_t o = tsr_block_attention(
         b, value, &(tsr_attention_spec){q_heads, kv_heads, head_dim, (int32_t)roll(d, 4)});
+    if (roll(d, 3) == 0)
+        tsr_block_sinks(b, o, sinks[part]);
+    if (gate != TSR_NONE)
+        o = tsr_block_gate(b, o, gate, (tsr_value_name){"o gated", "attention, gated"});
     return tsr_block_linear(b, o, o_names[part], b->width, bias);
 }
+
+/* Latent attention: queries with a latent of their own or without, rope_dim columns of a head that turn. */
+static int16_t latent(tsr_block *b, dice *d, int part, int32_t rope_dim, int16_t h)
+{
+    static const tsr_value_name called[2] = {{"c", "the latent"}, {"kr", "the keys' shared part"}};
+    int32_t heads = 1 + (int32_t)roll(d, 3), nope = 4 * (int32_t)roll(d, 4);
+    int32_t v_dim = 1 + (int32_t)roll(d, 12), dim = nope + rope_dim;
+    uint64_t rank = 1 + roll(d, 16);
+    bool bias = roll(d, 3) == 0;
+    int16_t q = h, parts[2];
+    if (roll(d, 2)) {
+        q = tsr_block_linear(b, h, q_latents[part], 8, bias);
+        q = tsr_block_norm_of(b, q, q_norms[part], 1e-6f, (tsr_value_name){"q_a", "normed"});
+    }
+    q = tsr_block_linear(b, q, q_names[part], (uint64_t)(heads * dim), bias);
+    int16_t a = tsr_block_linear(b, h, latents[part], rank + (uint64_t)rope_dim, bias);
+    tsr_block_columns(b, parts, a, rank, called);
+    int16_t c = tsr_block_norm_of(b, parts[0], k_norms[part], 1e-6f, (tsr_value_name){"c", "it"});
+    int16_t kv = tsr_block_linear(b, c, kv_names[part], (uint64_t)(heads * (nope + v_dim)), bias);
+    int16_t value[3] = {q, parts[1], kv};
+    tsr_block_latent(b, value,
+                     &(tsr_latent_spec){.heads = heads,
+                                        .nope_dim = nope,
+                                        .rope_dim = rope_dim,
+                                        .v_dim = v_dim,
+                                        .neighbours = roll(d, 2)});
+    int16_t o = tsr_block_attention(
+        b, value,
+        &(tsr_attention_spec){
+            .q_heads = heads, .kv_heads = heads, .head_dim = dim, .v_dim = v_dim});
+    return tsr_block_linear(b, o, o_names[part], b->width, bias);
+}
+
+static const tsr_activation activations[] = {TSR_SILU, TSR_GELU_TANH, TSR_SILU_CLAMPED};
 
 static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
 {
@@ -81,8 +173,7 @@ static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
     const tsr_matrix both = {.name = gates[part], .out = 2 * f, .in = b->width, .bias = bias};
     bool one = roll(d, 3) == 0;
     tsr_block_linears(b, value, h, one ? &both : gate_up, one ? 1 : 2);
-    int16_t act = tsr_block_glu(b, value[0], one ? TSR_NONE : value[1],
-                                roll(d, 2) ? TSR_GELU_TANH : TSR_SILU);
+    int16_t act = tsr_block_glu(b, value[0], one ? TSR_NONE : value[1], activations[roll(d, 3)]);
     return tsr_block_linear(b, act, downs[part], b->width, bias);
 }
 
@@ -141,11 +232,12 @@ void random_block(tsr_block *out, uint64_t seed)
     for (int part = 0; part < parts; part++) {
         int16_t h = tsr_block_norm(out, &r, norms[part], 1e-5f, (tsr_value_name){"x", "a sum"},
                                    (tsr_value_name){"h", "its norm"});
-        int16_t y;
-        if (!out->stack_count && roll(&sparse, 4) == 0)
-            y = experts(out, &sparse, h);
-        else
-            y = roll(&d, 2) ? attention(out, &d, part, head_dim, h) : mlp(out, &d, part, h);
+        uint64_t kind = out->stack_count || roll(&sparse, 4) ? roll(&d, 12) : 12;
+        int16_t y = kind < 4    ? attention(out, &d, part, head_dim, h)
+                    : kind < 8  ? mlp(out, &d, part, h)
+                    : kind < 11 ? linear_attention(out, &d, part, h)
+                    : kind < 12 ? latent(out, &d, part, head_dim, h)
+                                : experts(out, &sparse, h);
         tsr_block_add(out, &r, settled(out, &d, part, y));
     }
     if (roll(&d, 3) == 0)

@@ -137,12 +137,60 @@ static void rope(pass *p, const tsr_node *node)
     }
 }
 
+/* The first columns of a value and the rest. */
+static void columns(pass *p, const tsr_node *node)
+{
+    uint64_t all = p->r->block->value[node->in[0]].width, from = 0;
+    for (int i = 0; i < 2; i++) {
+        uint64_t width = p->r->block->value[node->out[i]].width;
+        double *out = p->value[node->out[i]] = new_rows(p, width);
+        for (uint64_t t = 0; t < (uint64_t)p->r->tokens; t++)
+            memcpy(out + t * width, p->value[node->in[0]] + t * all + from, width * sizeof *out);
+        from += width;
+    }
+}
+
+/* Column `i` of a part of a head that turns. */
+static double turned(const pass *p, const double *x, int t, const tsr_latent_spec *s, int i)
+{
+    int half = s->rope_dim / 2, pair = s->neighbours ? i / 2 : i % half;
+    bool low = s->neighbours ? i % 2 == 0 : i < half;
+    int first = s->neighbours ? 2 * pair : pair, second = s->neighbours ? first + 1 : first + half;
+    double angle = p->r->positions[t] * pow(p->r->theta, -2.0 * pair / s->rope_dim);
+    return low ? x[first] * cos(angle) - x[second] * sin(angle)
+               : x[second] * cos(angle) + x[first] * sin(angle);
+}
+
+static void latent(pass *p, const tsr_node *node)
+{
+    const tsr_latent_spec *s = &node->spec.latent;
+    int nope = s->nope_dim, rope = s->rope_dim, dim = nope + rope, both = nope + s->v_dim;
+    double *out[3];
+    for (int i = 0; i < 3; i++)
+        out[i] = p->value[node->out[i]] = new_rows(p, p->r->block->value[node->out[i]].width);
+    for (int row = 0; row < p->r->tokens * s->heads; row++) {
+        int t = row / s->heads;
+        const double *q = p->value[node->in[TSR_LATENT_Q]] + row * dim;
+        const double *kv = p->value[node->in[TSR_LATENT_KV]] + row * both;
+        for (int i = 0; i < dim; i++) {
+            out[0][row * dim + i] = i < nope ? q[i] : turned(p, q + nope, t, s, i - nope);
+            out[1][row * dim + i] =
+                i < nope
+                    ? kv[i]
+                    : turned(p, p->value[node->in[TSR_LATENT_SHARED]] + t * rope, t, s, i - nope);
+        }
+        memcpy(out[2] + row * s->v_dim, kv + nope, (size_t)s->v_dim * sizeof *kv);
+    }
+}
+
+/* sink: of the head, or NULL. */
 static void attend(double *o, const pass *p, const tsr_attention_spec *s, int head, int t,
-                   double *const in[3])
+                   double *const in[3], const double *sink)
 {
     int dim = s->head_dim, key_head = head / (s->q_heads / s->kv_heads);
+    int wide = s->v_dim ? s->v_dim : dim;
     int first = t - p->r->positions[t];
-    double score[64], sum = 0;
+    double score[64], sum = sink ? exp(*sink) : 0;
     if (s->window && t - s->window + 1 > first)
         first = t - s->window + 1;
     for (int j = first; j <= t; j++) {
@@ -153,21 +201,35 @@ static void attend(double *o, const pass *p, const tsr_attention_spec *s, int he
         sum += score[j] = exp(score[j]);
     }
     for (int j = first; j <= t; j++)
-        for (int i = 0; i < dim; i++)
-            o[(t * s->q_heads + head) * dim + i] +=
-                score[j] / sum * in[2][(j * s->kv_heads + key_head) * dim + i];
+        for (int i = 0; i < wide; i++)
+            o[(t * s->q_heads + head) * wide + i] +=
+                score[j] / sum * in[2][(j * s->kv_heads + key_head) * wide + i];
 }
 
 static void attention(pass *p, const tsr_node *node)
 {
     const tsr_attention_spec *s = &node->spec.attention;
     double *const in[3] = {p->value[node->in[0]], p->value[node->in[1]], p->value[node->in[2]]};
-    double *o = new_rows(p, (uint64_t)(s->q_heads * s->head_dim));
+    double *o = new_rows(p, p->r->block->value[node->out[TSR_ATTENTION_O]].width);
+    const double *sinks = node->weight[0] == TSR_NONE ? NULL : p->r->vector[node->weight[0]];
     assert_true(p->r->tokens <= 64);
     for (int head = 0; head < s->q_heads; head++)
         for (int t = 0; t < p->r->tokens; t++)
-            attend(o, p, s, head, t, in);
+            attend(o, p, s, head, t, in, sinks ? &sinks[head] : NULL);
     p->value[node->out[TSR_ATTENTION_O]] = o;
+}
+
+static double gated(double gate, double up, tsr_activation activation)
+{
+    double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate), g = fmin(gate, 7);
+    switch (activation) {
+    case TSR_SILU:
+        return gate / (1 + exp(-gate)) * up;
+    case TSR_GELU_TANH:
+        return gate / 2 * (1 + tanh(inner)) * up;
+    default:
+        return g / (1 + exp(-1.702 * g)) * (1 + fmax(-7, fmin(7, up)));
+    }
 }
 
 static void glu(pass *p, const tsr_node *node)
@@ -181,9 +243,7 @@ static void glu(pass *p, const tsr_node *node)
         uint64_t t = i / width, j = i % width, stride = one ? 2 * width : width;
         double gate = p->value[node->in[0]][t * stride + j];
         double up = one ? p->value[node->in[0]][t * stride + width + j] : p->value[node->in[1]][i];
-        double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
-        bool silu = node->spec.glu.activation == TSR_SILU;
-        act[i] = (silu ? gate / (1 + exp(-gate)) : gate / 2 * (1 + tanh(inner))) * up;
+        act[i] = gated(gate, up, node->spec.glu.activation);
     }
     p->value[node->out[0]] = act;
 }
@@ -291,6 +351,114 @@ static void free_routes(const reference_routes *routes)
     free(routes->p);
 }
 
+/* ---- linear attention and gates ---- */
+
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+static void convolution(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    int taps = node->spec.convolution.taps;
+    const double *w = p->r->vector[node->weight[0]], *x = p->value[node->in[0]];
+    double *out = p->value[node->out[0]] = new_rows(p, width);
+    for (int t = 0; t < p->r->tokens; t++)
+        for (uint64_t i = 0; i < width; i++) {
+            double sum = 0;
+            for (int back = 0; back < taps && back <= p->r->positions[t]; back++)
+                sum += w[i * (uint64_t)taps + (uint64_t)(taps - 1 - back)] *
+                       x[(uint64_t)(t - back) * width + i];
+            out[(uint64_t)t * width + i] = sum * sigmoid(sum);
+        }
+}
+
+/* x / |x|, times scale. */
+static void unit(double *out, const double *x, int count, double scale)
+{
+    double squares = 1e-6;
+    for (int i = 0; i < count; i++)
+        squares += x[i] * x[i];
+    for (int i = 0; i < count; i++)
+        out[i] = x[i] / sqrt(squares) * scale;
+}
+
+/* One token: the state decays, is corrected towards v at k, and is read at q. */
+static void delta_step(double *o, double *state, const double *q, const double *k, const double *v,
+                       double beta, double keep, const tsr_delta_rule_spec *s)
+{
+    int dk = s->key_dim, dv = s->value_dim;
+    for (int i = 0; i < dk * dv; i++)
+        state[i] *= keep;
+    for (int j = 0; j < dv; j++) {
+        double found = 0;
+        for (int i = 0; i < dk; i++)
+            found += state[i * dv + j] * k[i];
+        o[j] = 0;
+        for (int i = 0; i < dk; i++) {
+            state[i * dv + j] += beta * (v[j] - found) * k[i];
+            o[j] += state[i * dv + j] * q[i];
+        }
+    }
+}
+
+static void delta_rule(pass *p, const tsr_node *node)
+{
+    const tsr_delta_rule_spec *s = &node->spec.delta_rule;
+    int dk = s->key_dim, dv = s->value_dim, heads = s->value_heads, keys = s->key_heads * dk;
+    const double *mixed = p->value[node->in[0]], *b = p->value[node->in[1]];
+    const double *a = p->value[node->in[2]], *a_log = p->r->vector[node->weight[0]];
+    double *o = p->value[node->out[0]] = new_rows(p, (uint64_t)(heads * dv));
+    for (int h = 0; h < heads; h++) {
+        double state[64], q[8], k[8];
+        for (int t = 0; t < p->r->tokens; t++) {
+            const double *row = mixed + t * (2 * keys + heads * dv);
+            const double *query = row + h / (heads / s->key_heads) * dk;
+            double step = log1p(exp(a[t * heads + h] + p->r->vector[node->weight[1]][h]));
+            if (p->r->positions[t] == 0)
+                memset(state, 0, sizeof state);
+            unit(q, query, dk, 1 / sqrt(dk));
+            unit(k, query + keys, dk, 1);
+            delta_step(o + (t * heads + h) * dv, state, q, k, row + 2 * keys + h * dv,
+                       sigmoid(b[t * heads + h]), exp(-exp(a_log[h]) * step), s);
+        }
+    }
+}
+
+static void gated_norm(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    uint64_t all = (uint64_t)p->r->tokens * width;
+    uint64_t dim = (uint64_t)node->spec.gated_norm.head_dim;
+    const double *gate = p->value[node->in[1]];
+    double *out = p->value[node->out[0]] = new_rows(p, width);
+    rms_norm(out, p->value[node->in[0]], p->r->vector[node->weight[0]], all / dim, dim,
+             (double)node->spec.gated_norm.eps);
+    for (uint64_t i = 0; i < all; i++)
+        out[i] *= gate[i] * sigmoid(gate[i]);
+}
+
+static void split(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    uint64_t dim = width / (uint64_t)node->spec.split.heads;
+    for (int half = 0; half < 2; half++) {
+        double *out = p->value[node->out[half]] = new_rows(p, width);
+        for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++)
+            out[i] = p->value[node->in[0]][i / dim * 2 * dim + (uint64_t)half * dim + i % dim];
+    }
+}
+
+static void gate(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    uint64_t group = width / p->r->block->value[node->in[1]].width;
+    double *out = p->value[node->out[0]] = new_rows(p, width);
+    for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++)
+        out[i] = p->value[node->in[0]][i] * sigmoid(p->value[node->in[1]][i / group]);
+}
+
 static void run(pass *p, const tsr_node *node)
 {
     if (node->kind == &tsr_node_norm)
@@ -301,6 +469,10 @@ static void run(pass *p, const tsr_node *node)
         attention(p, node);
     else if (node->kind == &tsr_node_glu)
         glu(p, node);
+    else if (node->kind == &tsr_node_columns)
+        columns(p, node);
+    else if (node->kind == &tsr_node_latent)
+        latent(p, node);
     else if (node->kind == &tsr_node_gain)
         gain(p, node);
     else if (node->kind == &tsr_node_route)
@@ -309,6 +481,16 @@ static void run(pass *p, const tsr_node *node)
         experts(p, node);
     else if (node->kind == &tsr_node_combine)
         combine(p, node);
+    else if (node->kind == &tsr_node_convolution)
+        convolution(p, node);
+    else if (node->kind == &tsr_node_delta_rule)
+        delta_rule(p, node);
+    else if (node->kind == &tsr_node_gated_norm)
+        gated_norm(p, node);
+    else if (node->kind == &tsr_node_split)
+        split(p, node);
+    else if (node->kind == &tsr_node_gate)
+        gate(p, node);
     else if (node->kind != &tsr_node_linear)
         fail_msg("no reference for %s", node->kind->name);
     for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear; i++)

@@ -116,6 +116,33 @@ static void test_published_qwen(void **state)
     assert_true(c.rope[0].theta == 5e6 && c.dtype == TSR_BF16 && c.eos_token_id[0] == 151645);
 }
 
+/* Layers by their interval; a head of attention turns by a quarter; the towers are no part of it. */
+static void test_published_qwen3_5(void **state)
+{
+    (void)state;
+    tsr_model_config c;
+    assert_int_equal(tsr_model_config_load(&c, TSR_SOURCE_DIR "/examples/shapes/qwen3.5-27b"),
+                     TSR_OK);
+    assert_string_equal(c.arch->model_type, "qwen3_5_text");
+    assert_true(c.norm_plus_one && c.head_norms == TSR_HEAD_NORMS_EACH && !c.q_bias);
+    assert_true(c.rope[0].theta == 1e7 && tsr_model_rotary_dim(&c, 0) == 64);
+    assert_true(c.linear_key_heads == 16 && c.linear_value_heads == 48 && c.linear_taps == 4);
+    assert_true(c.linear_key_dim == 128 && c.linear_value_dim == 128);
+    for (uint64_t i = 0; i < c.layer_count; i++)
+        assert_int_equal(tsr_layer_is_in(&c.linear, i), i % 4 != 3);
+    tsr_checkpoint *described;
+    assert_int_equal(tsr_model_describe(&described, "qwen3.5-27b", &c), TSR_OK);
+    const tsr_tensor *taps =
+        tsr_checkpoint_find(described, "model.language_model.layers.0.linear_attn.conv1d.weight");
+    assert_non_null(taps);
+    assert_true(taps->ndim == 3 && taps->shape[0] == 10240 && taps->shape[1] == 1 &&
+                taps->shape[2] == 4);
+    assert_non_null(
+        tsr_checkpoint_find(described, "model.language_model.layers.2.linear_attn.A_log"));
+    assert_null(tsr_checkpoint_find(described, "model.language_model.layers.3.linear_attn.A_log"));
+    tsr_checkpoint_close(described);
+}
+
 /* What stands outside text_config and could be the decoder's is not passed over. */
 static void test_odd_keys(void **state)
 {
@@ -148,6 +175,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_published_gemma), cmocka_unit_test(test_published_mistral),
-        cmocka_unit_test(test_published_qwen), cmocka_unit_test(test_odd_keys)};
+        cmocka_unit_test(test_published_qwen), cmocka_unit_test(test_published_qwen3_5),
+        cmocka_unit_test(test_odd_keys)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -162,6 +162,9 @@ static void test_qwen3(void **state)
     "{\"model_type\":\"llama\"," SIZES "\"num_attention_heads\":4,\"num_key_value_heads\":2" more  \
     "}"
 
+#define QWEN3_5_WITH(more)                                                                         \
+    "{\"model_type\":\"qwen3_5_text\"," SIZES "\"num_attention_heads\":4" more "}"
+
 static const struct {
     const char *what, *text;
     const char *const words[MOST_WORDS];
@@ -282,6 +285,33 @@ static const struct {
     {"qwen2 layer_types length",
      QWEN2 ",\"layer_types\":[\"full_attention\"]}",
      {"layer_types", "1 entries", "24"}},
+    {"qwen3.5 layer_types length",
+     QWEN3_5_WITH(",\"layer_types\":[\"linear_attention\"]"),
+     {"layer_types", "1 entries", "2 layers"}},
+    {"qwen3.5 layer type",
+     QWEN3_5_WITH(",\"layer_types\":[\"linear_attention\",\"sliding_attention\"]"),
+     {"layer_types", "\"sliding_attention\"", "full_attention or linear_attention"}},
+    {"qwen3.5 value heads",
+     QWEN3_5_WITH(",\"linear_num_value_heads\":24"),
+     {"linear_num_value_heads 24", "linear_num_key_heads 16"}},
+    {"qwen3.5 taps",
+     QWEN3_5_WITH(",\"linear_conv_kernel_dim\":9"),
+     {"'linear_conv_kernel_dim'", "9", "8"}},
+    {"qwen3.5 wide heads",
+     QWEN3_5_WITH(",\"linear_key_head_dim\":512"),
+     {"'linear_key_head_dim'", "512", "128"}},
+    {"qwen3.5 interval",
+     QWEN3_5_WITH(",\"full_attention_interval\":0"),
+     {"'full_attention_interval'", "0", "from 1"}},
+    {"qwen3.5 without a gate",
+     QWEN3_5_WITH(",\"attn_output_gate\":false"),
+     {"attn_output_gate", "false", "true"}},
+    {"qwen3.5 other gate",
+     QWEN3_5_WITH(",\"output_gate_type\":\"sigmoid\""),
+     {"output_gate_type", "'sigmoid'", "swish"}},
+    {"qwen3.5 window",
+     QWEN3_5_WITH(",\"sliding_window\":64"),
+     {"'sliding_window'", "64", "qwen3_5_text"}},
     {"qwen2 attention_bias",
      QWEN2 ",\"attention_bias\":true}",
      {"'attention_bias'", "true", "qwen2"}},

@@ -214,11 +214,10 @@ static void take_layers(void *user, tsr_job *job, const tsr_micro_batch *micro, 
 static tsr_status take_hidden(tsr_job *job, void *user)
 {
     tsr_job_evaluation unused = TSR_JOB_EVALUATION_INIT;
-    int64_t word[TSR_WORD_COUNT];
     TSR_TRY(tsr_job_evaluate(job, &unused));
     TSR_TRY(job_micro_batches(job, false, 0, take_top, user));
     TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
-    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
     return job_micro_batches(job, true, 0, take_layers, user);
 }
 

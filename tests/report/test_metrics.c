@@ -121,6 +121,34 @@ static void test_lines(void **state)
     expect_file("{\"event\":\"end\",\"status\":\"failed\"}\n");
 }
 
+/* Of a model with experts; what is not computed is left out. */
+static void test_experts(void **state)
+{
+    (void)state;
+    tsr_metrics *metrics = create(false);
+    tsr_job_report sparse = step;
+    sparse.has_experts = 1;
+    sparse.expert_load_over_mean = 2.5;
+    sparse.expert_empty_share = 0.125;
+    sparse.expert_dropped = 7;
+    sparse.aux_loss = NAN;
+    assert_int_equal(tsr_metrics_write_step(metrics, &sparse), TSR_OK);
+    sparse.expert_load_over_mean = sparse.expert_empty_share = NAN;
+    sparse.aux_loss = 3.0625;
+    sparse.skipped = 1;
+    sparse.skipped_steps = 4;
+    assert_int_equal(tsr_metrics_write_step(metrics, &sparse), TSR_OK);
+    tsr_metrics_destroy(metrics);
+    char expected[2048], line[sizeof STEP];
+    snprintf(line, sizeof line, "%.*s", (int)(sizeof STEP - sizeof "}\n"), STEP);
+    snprintf(expected, sizeof expected,
+             "%s,\"expert_load_over_mean\":2.5,\"expert_empty_share\":0.125,\"expert_dropped\":7}\n"
+             "%s,\"expert_load_over_mean\":null,\"expert_empty_share\":null,\"expert_dropped\":7,"
+             "\"aux_loss\":3.0625,\"skipped_steps\":4}\n",
+             line, line);
+    expect_file(expected);
+}
+
 static void test_not_finite(void **state)
 {
     (void)state;
@@ -201,8 +229,8 @@ static void test_part_of_a_line(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lines), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_errors), cmocka_unit_test(test_other_names),
-        cmocka_unit_test(test_part_of_a_line)};
+        cmocka_unit_test(test_lines),       cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_not_finite),  cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_other_names), cmocka_unit_test(test_part_of_a_line)};
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

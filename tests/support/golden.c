@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 tsr_safetensors *golden_open(const char *path)
 {
@@ -58,6 +59,15 @@ int32_t *golden_i32(uint64_t *count, tsr_safetensors *file, const char *format, 
     if (count)
         *count = tensor->element_count;
     return values;
+}
+
+const char *golden_name(char out[GOLDEN_NAME_BYTES], const char *name)
+{
+    static const char inner[] = "language_model.";
+    const char *at = strstr(name, inner);
+    int before = at ? (int)(at - name) : 0;
+    snprintf(out, GOLDEN_NAME_BYTES, "%.*s%s", before, name, at ? at + sizeof inner - 1 : name);
+    return out;
 }
 
 double worse(double a, double b)

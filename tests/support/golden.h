@@ -18,6 +18,11 @@ __attribute__((format(printf, 3, 4))) float *golden_f32(uint64_t *count, tsr_saf
 __attribute__((format(printf, 3, 4))) int32_t *golden_i32(uint64_t *count, tsr_safetensors *file,
                                                           const char *format, ...);
 
+#define GOLDEN_NAME_BYTES 320
+
+/* The name of a module or tensor as golden files have it: of a decoder beside towers without "language_model.". */
+const char *golden_name(char out[GOLDEN_NAME_BYTES], const char *name);
+
 /* The larger of the two; NaN if one is. */
 double worse(double a, double b);
 

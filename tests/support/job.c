@@ -108,7 +108,7 @@ tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *s
     for (int64_t round = 0; round < info.rounds; round++) {
         int64_t index = round * job->view.ranks + job->view.rank;
         TSR_TRY(tsr_batch_fill(micro, batch, step, index));
-        TSR_TRY(tsr_job_stage_micro(job, micro, (double)info.label_tokens, train));
+        TSR_TRY(tsr_job_stage_micro(job, micro, &info, train));
         TSR_TRY(tsr_job_issue_micro(job, train));
         TSR_TRY(tsr_streams_synchronize(&job->streams));
         if (micro->token_count && seen)

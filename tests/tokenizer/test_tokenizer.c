@@ -201,9 +201,10 @@ static void check_cover(tsr_tokenizer *t, const char *name, bool strips)
 static void test_families(void **state)
 {
     (void)state;
-    static const char *const names[] = {"gemma2",    "gemma3",  "gemma4", "phi3",    "phi4",
-                                        "phi4_mini", "glm4",    "olmo2",  "granite", "smollm2",
-                                        "smollm3",   "mistral", "tekken", "qwen3"};
+    static const char *const names[] = {"gemma2",      "gemma3",   "gemma4", "phi3",    "phi4",
+                                        "phi4_mini",   "glm4",     "olmo2",  "granite", "smollm2",
+                                        "smollm3",     "mistral",  "tekken", "qwen3",   "qwen3_5",
+                                        "deepseek_v3", "glm4_moe", "gpt_oss"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char name[64];
         snprintf(name, sizeof name, "families/%s", names[i]);

@@ -26,6 +26,9 @@ struct tsr_arch {
     double
         sliding_theta; /* of the layers with a window, where they have a RoPE of their own; else 0 */
     bool tied;
+    bool
+        further_tokens; /* files may have layers behind the last one, which predict further tokens */
+    bool mxfp4;         /* quantization_config may say mxfp4, of the experts */
     bool tokenizer_by_class; /* as in tokenizer/tokenizer.h */
     tsr_activation activation;
     const char *layer_table; /* module of the table of layer_input_width; NULL: no such table */

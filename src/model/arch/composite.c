@@ -10,6 +10,7 @@ static const char *const common_keys[] = {"text_config", "vision_config", "audio
 
 static const char *const llava_towers[] = {"vision_tower", "multi_modal_projector", NULL};
 static const char *const qwen_towers[] = {"visual", NULL};
+static const char *const qwen3_5_towers[] = {"visual", "mtp", NULL};
 
 static const char *const gemma3_text[] = {"gemma3_text", NULL};
 static const char *const gemma3_keys[] = {"mm_tokens_per_image",
@@ -33,6 +34,7 @@ static const char *const mistral3_keys[] = {"image_token_index",         "projec
                                             "multimodal_projector_bias", NULL};
 
 static const char *const qwen2_5_vl_text[] = {"qwen2_5_vl_text", NULL};
+static const char *const qwen3_5_text[] = {"qwen3_5_text", NULL};
 static const char *const qwen3_vl_text[] = {"qwen3_vl_text", NULL};
 static const char *const qwen_keys[] = {"video_token_id", "vision_start_token_id",
                                         "vision_end_token_id", "vision_token_id", NULL};
@@ -68,6 +70,12 @@ static const tsr_composite classes[] = {
      .defaults = "{\"max_window_layers\": 80}", /* Qwen2_5_VLTextConfig's */
      .flat = true,
      .text_ties = true},
+    {.model_type = "qwen3_5",
+     .architecture = "Qwen3_5ForConditionalGeneration",
+     .models = "Qwen 3.5, dense",
+     .text = qwen3_5_text,
+     .towers = qwen3_5_towers,
+     .keys = qwen_keys},
     {.model_type = "qwen3_vl",
      .architecture = "Qwen3VLForConditionalGeneration",
      .models = "Qwen 3 VL, dense",

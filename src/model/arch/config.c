@@ -117,7 +117,9 @@ tsr_status tsr_model_config_flag(bool *out, const json_t *root, const char *key,
 
 static tsr_status read_activation(tsr_model_config *out, const json_t *root, const char *place)
 {
-    static const char *const names[] = {[TSR_SILU] = "silu", [TSR_GELU_TANH] = "gelu_pytorch_tanh"};
+    /* gpt-oss clamps whatever it says. */
+    static const char *const names[] = {
+        [TSR_SILU] = "silu", [TSR_GELU_TANH] = "gelu_pytorch_tanh", [TSR_SILU_CLAMPED] = "silu"};
     static const char *const keys[] = {"hidden_act", "hidden_activation"};
     out->activation = out->arch->activation;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {

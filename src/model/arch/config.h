@@ -74,6 +74,9 @@ typedef struct {
     const tsr_composite *composite; /* whose text decoder the model is; NULL: none's */
     uint64_t vocab_size, hidden_size, intermediate_size, layer_count;
     uint64_t head_count, kv_head_count, head_dim;
+    /* Latent attention: sizes of the latents of queries (0: they have none) and of keys with values, of a head's columns
+     * that turn, which follow the others, and of values. 0: not latent. head_dim is that of q and k. */
+    uint64_t q_lora_rank, kv_lora_rank, rope_head_dim, v_head_dim;
     /* Of layers that see all, where these have other heads than those that slide; 0: they do not. */
     uint64_t full_head_dim, full_kv_head_count;
     uint64_t
@@ -89,6 +92,7 @@ typedef struct {
     bool q_bias, k_bias, v_bias, o_bias, mlp_bias;
     bool one_qkv, one_gate_up; /* one matrix for q, k and v, for gate and up */
     tsr_head_norms head_norms;
+    bool sinks; /* of attention (kernels/attention.h) */
     bool tie_word_embeddings;
     double attention_scale;                 /* of the scores; 0: 1 / sqrt(head_dim) */
     double embedding_scale, residual_scale; /* of embedded rows; of what layers add; 0: 1 */
@@ -102,6 +106,8 @@ typedef struct {
         sliding_window; /* of the layers that slide: a token sees itself and window - 1 before it */
     tsr_layer_set sliding;
     tsr_layer_set second_rope; /* the layers that turn by rope[1], where there are two */
+    tsr_layer_set linear;      /* the layers with linear attention */
+    uint64_t linear_key_heads, linear_value_heads, linear_key_dim, linear_value_dim, linear_taps;
     uint64_t max_position_embeddings;
     uint64_t
         longest_document; /* beyond it RoPE (dynamic) turns by the longest of a batch; 0: any */
@@ -111,6 +117,8 @@ typedef struct {
     int eos_count;
     /* quantization_config: a bitsandbytes nf4 checkpoint. */
     bool prequantized, double_quant;
+    bool fp8;   /* or weights in e4m3, which the checkpoint reads as BF16 (io/fp8_blocks.h) */
+    bool mxfp4; /* or one of gpt-oss: experts may be blocks of MXFP4 (quant/mxfp4.h) */
 } tsr_model_config;
 
 /* Columns of a head that turn by rope[rope]. */

@@ -163,6 +163,24 @@ tsr_status tsr_model_config_check_keys(const json_t *root, const tsr_arch *arch,
     return TSR_OK;
 }
 
+/* Which modules are in MXFP4 is seen from the tensors. */
+static tsr_status check_mxfp4(const json_t *config, const char *place)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)config, key, value)
+    {
+        bool fine = json_is_null(value) || !strcmp(key, "quant_method") ||
+                    (!strcmp(key, "modules_to_not_convert") && json_is_array(value)) ||
+                    (!strcmp(key, "dequantize") && json_is_boolean(value));
+        char found[TSR_JSON_SHOW_BYTES];
+        if (!fine)
+            return tsr_fail(TSR_EDATA, "%s: quantization_config: key '%s' (%s) is not understood",
+                            place, key, tsr_json_show(found, value));
+    }
+    return TSR_OK;
+}
+
 static tsr_status check_quantization_keys(const json_t *config, const char *place)
 {
     static const char *const known[] = {"quant_method",
@@ -193,6 +211,39 @@ static tsr_status check_quantization_keys(const json_t *config, const char *plac
     return TSR_OK;
 }
 
+/* Weights in e4m3 with a scale for each block of 128 x 128: the checkpoint reads them as BF16 (io/fp8_blocks.h). How
+ * activations are rounded when such a model is run says nothing of its weights. */
+static tsr_status check_fp8(const json_t *config, const char *place)
+{
+    static const char *const known[] = {
+        "quant_method", "fmt",        "weight_block_size",      "activation_scheme",
+        "scale_fmt",    "dequantize", "modules_to_not_convert", "ignored_layers"};
+    const char *key, *format = "e4m3";
+    json_t *value, *block;
+    char found[TSR_JSON_SHOW_BYTES];
+    json_object_foreach((json_t *)config, key, value)
+    {
+        if (!json_is_null(value) && !is_in(key, known, sizeof known / sizeof *known))
+            return tsr_fail(TSR_EDATA, "%s: quantization_config: key '%s' (%s) is not understood",
+                            place, key, tsr_json_show(found, value));
+    }
+    if (tsr_json_has(config, "fmt"))
+        TSR_TRY(tsr_json_string(&format, config, "fmt", place));
+    if (strcmp(format, "e4m3"))
+        return tsr_fail(TSR_EDATA,
+                        "%s: quantization_config: fmt '%s' is not supported, only e4m3: use the "
+                        "original model",
+                        place, format);
+    block = json_object_get(config, "weight_block_size");
+    if (json_array_size(block) != 2 || json_integer_value(json_array_get(block, 0)) != 128 ||
+        json_integer_value(json_array_get(block, 1)) != 128)
+        return tsr_fail(TSR_EDATA,
+                        "%s: quantization_config: weight_block_size is %s, only [128, 128] is "
+                        "supported for fp8: use the original model",
+                        place, block ? tsr_json_show(found, block) : "missing");
+    return TSR_OK;
+}
+
 tsr_status tsr_model_config_quantization(tsr_model_config *out, const json_t *root,
                                          const char *place)
 {
@@ -204,10 +255,16 @@ tsr_status tsr_model_config_quantization(tsr_model_config *out, const json_t *ro
     TSR_TRY(tsr_json_object(&config, root, "quantization_config", place));
     if (tsr_json_has(config, "quant_method"))
         TSR_TRY(tsr_json_string(&method, config, "quant_method", place));
+    out->fp8 = !strcmp(method, "fp8");
+    if (out->fp8)
+        return check_fp8(config, place);
+    out->mxfp4 = out->arch->mxfp4 && !strcmp(method, "mxfp4");
+    if (out->mxfp4)
+        return check_mxfp4(config, place);
     if (strcmp(method, "bitsandbytes"))
         return tsr_fail(TSR_EDATA,
                         "%s: quantization_config: quant_method '%s' is not supported, only "
-                        "bitsandbytes nf4: use the original model",
+                        "bitsandbytes nf4, and fp8 in blocks of 128 x 128: use the original model",
                         place, method);
     if (tsr_json_has(config, "load_in_8bit"))
         TSR_TRY(tsr_json_bool(&in_8bit, config, "load_in_8bit", place));

@@ -135,6 +135,7 @@ static tsr_status read_yarn(tsr_rope_scaling *out, const json_t *rope, const cha
     out->attention_factor = scale != 0 && all != 0
                                 ? magnitude(out->factor, scale) / magnitude(out->factor, all)
                                 : magnitude(out->factor, 1);
+    out->all_magnitude = all != 0 ? magnitude(out->factor, all) : 0;
     TSR_TRY(read_number(&out->attention_factor, rope, "attention_factor", 1e-3, place));
     TSR_TRY(read_number(&out->original_max_positions, rope, "original_max_position_embeddings", 1,
                         place));

@@ -51,6 +51,8 @@ int16_t tsr_decoder_attention(tsr_block *b, int16_t x, const tsr_model_config *c
         value[i] = tsr_block_norm_of(b, value[i], norm[i], (float)c->rms_norm_eps, normed[i]);
     tsr_block_rope(b, value, each ? norm[0] : NULL, each ? norm[1] : NULL, &rope);
     int16_t o = tsr_block_attention(b, value, &attention);
+    if (c->sinks)
+        tsr_block_sinks(b, o, "self_attn.sinks");
     return tsr_block_linear(b, o, "self_attn.o_proj", c->hidden_size, c->o_bias);
 }
 

@@ -14,6 +14,15 @@ const tsr_expert_names tsr_expert_names_usual = {
     .gate_up_files = {.one = {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"}},
     .down_files = {.one = {"mlp.experts.%d.down_proj"}}};
 
+const tsr_expert_names tsr_expert_names_grouped = {
+    .router = {.weight = "mlp.gate", .correction = "mlp.gate.e_score_correction_bias"},
+    .gate_up = "mlp.experts.gate_up_proj",
+    .down = "mlp.experts.down_proj",
+    .gate_up_files = {.one = {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"}},
+    .down_files = {.one = {"mlp.experts.%d.down_proj"}},
+    .shared = {"mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
+               "mlp.shared_experts.down_proj"}};
+
 tsr_block_routes tsr_decoder_route(tsr_block *b, int16_t x, const tsr_model_config *c,
                                    const tsr_expert_names *names)
 {
@@ -51,11 +60,28 @@ int16_t tsr_decoder_routed(tsr_block *b, int16_t input, const tsr_block_routes *
     return tsr_block_combine(b, act, routes, &down);
 }
 
+/* The MLP beside the experts. */
+static int16_t shared_mlp(tsr_block *b, int16_t x, const tsr_model_config *c,
+                          const tsr_expert_names *names)
+{
+    uint64_t width = c->experts.shared_width;
+    const tsr_matrix gate_up[2] = {{.name = names->shared[0], .out = width, .in = c->hidden_size},
+                                   {.name = names->shared[1], .out = width, .in = c->hidden_size}};
+    int16_t value[TSR_NODE_PORTS];
+    tsr_block_linears(b, value, x, gate_up, 2);
+    int16_t act = tsr_block_glu(b, value[0], value[1], c->experts.activation);
+    return tsr_block_linear(b, act, names->shared[2], c->hidden_size, false);
+}
+
 int16_t tsr_decoder_experts(tsr_block *b, int16_t x, const tsr_model_config *c,
                             const tsr_expert_names *names)
 {
     tsr_block_routes routes = tsr_decoder_route(b, x, c, names);
-    return tsr_decoder_routed(b, x, &routes, c, names);
+    int16_t y = tsr_decoder_routed(b, x, &routes, c, names);
+    if (!c->experts.shared_width || !names->shared[0])
+        return y;
+    return tsr_block_plus(b, y, shared_mlp(b, x, c, names),
+                          (tsr_value_name){"mlp", "the experts and the MLP beside them"});
 }
 
 tsr_status tsr_decoder_sparse_block(tsr_block *out, const tsr_model_config *c, int layer,
@@ -78,25 +104,23 @@ tsr_status tsr_decoder_sparse_block(tsr_block *out, const tsr_model_config *c, i
 }
 
 tsr_status tsr_model_config_experts(tsr_model_config *out, const json_t *root,
-                                    const char *const *count_keys, const char *width_key,
-                                    const char *place)
+                                    const tsr_expert_keys *keys, const char *place)
 {
     tsr_model_experts *e = &out->experts;
-    const char *key = count_keys[0];
-    for (int i = 0; count_keys[i]; i++)
-        if (tsr_json_has(root, count_keys[i])) {
-            key = count_keys[i];
+    const char *key = keys->count[0];
+    for (int i = 0; keys->count[i]; i++)
+        if (tsr_json_has(root, keys->count[i])) {
+            key = keys->count[i];
             break;
         }
     TSR_TRY(tsr_model_config_size(&e->count, root, key, TSR_ROUTE_MOST_EXPERTS, place));
-    TSR_TRY(tsr_model_config_size(&e->chosen, root, "num_experts_per_tok", TSR_ROUTE_MOST_CHOSEN,
-                                  place));
-    TSR_TRY(tsr_model_config_size(&e->width, root, width_key, MOST_WIDTH, place));
+    TSR_TRY(tsr_model_config_size(&e->chosen, root, keys->chosen, TSR_ROUTE_MOST_CHOSEN, place));
+    TSR_TRY(tsr_model_config_size(&e->width, root, keys->width, MOST_WIDTH, place));
     if (e->chosen > e->count)
         return tsr_fail(TSR_EDATA,
-                        "%s: num_experts_per_tok is %" PRIu64 ", but %s is %" PRIu64
+                        "%s: %s is %" PRIu64 ", but %s is %" PRIu64
                         "; a token has at most all experts",
-                        place, e->chosen, key, e->count);
+                        place, keys->chosen, e->chosen, key, e->count);
     for (uint64_t i = 0; i < out->layer_count; i++)
         tsr_layer_put_in(&e->sparse, i);
     e->activation = out->activation;

@@ -13,10 +13,15 @@ typedef struct {
     tsr_router_names router;
     const char *gate_up, *down; /* the parameters in Transformers */
     tsr_stack_names gate_up_files, down_files;
+    const char *shared
+        [3]; /* gate, up and down of the MLP beside them; NULL: the family adds it, or has none */
 } tsr_expert_names;
 
 /* Names of most: mlp.gate, and each expert's mlp.experts.0.gate_proj, up_proj and down_proj. */
 extern const tsr_expert_names tsr_expert_names_usual;
+
+/* The same with a correction, mlp.gate.e_score_correction_bias, and mlp.shared_experts. */
+extern const tsr_expert_names tsr_expert_names_grouped;
 
 /* Whether a layer has experts. */
 static inline bool tsr_decoder_is_sparse(const tsr_model_config *config, int layer)
@@ -30,7 +35,7 @@ tsr_block_routes tsr_decoder_route(tsr_block *block, int16_t x, const tsr_model_
 int16_t tsr_decoder_routed(tsr_block *block, int16_t input, const tsr_block_routes *routes,
                            const tsr_model_config *config, const tsr_expert_names *names);
 
-/* Both, of one input: what the experts make of x. */
+/* Both, of one input: what the experts make of x, and the MLP beside them. */
 int16_t tsr_decoder_experts(tsr_block *block, int16_t x, const tsr_model_config *config,
                             const tsr_expert_names *names);
 
@@ -38,10 +43,27 @@ int16_t tsr_decoder_experts(tsr_block *block, int16_t x, const tsr_model_config 
 tsr_status tsr_decoder_sparse_block(tsr_block *out, const tsr_model_config *config, int layer,
                                     const tsr_expert_names *names);
 
-/* How many experts there are, by the first of these keys that is there (up to a NULL), how many a token has, and their
- * width; k is at most the experts. All layers are sparse then. */
+/* Keys of how many experts there are (the first that is there, up to a NULL), how many a token has, and their width. */
+typedef struct {
+    const char *const *count;
+    const char *chosen, *width;
+} tsr_expert_keys;
+
+/* k is at most the experts. All layers are sparse then. */
 tsr_status tsr_model_config_experts(tsr_model_config *out, const json_t *root,
-                                    const char *const *count_keys, const char *width_key,
-                                    const char *place);
+                                    const tsr_expert_keys *keys, const char *place);
+
+/* What a family of grouped experts takes where keys are missing. */
+typedef struct {
+    int64_t dense_layers,
+        shared; /* the first layers, which have an MLP; MLPs beside the experts, as one */
+    uint64_t groups, chosen_groups;
+    double scale;
+} tsr_grouped_defaults;
+
+/* Experts that are chosen by sigmoid scores, in groups: GLM 4.5, DeepSeek-V3. TSR_EDATA: sizes do not fit each other, or
+ * the keys of the models' first code say another way of choosing. */
+tsr_status tsr_model_config_grouped(tsr_model_config *out, const json_t *root,
+                                    const tsr_grouped_defaults *defaults, const char *place);
 
 #endif

@@ -1,11 +1,12 @@
 /*
- * gemma4.c: Gemma 4, text, dense: norms as in Gemma 3, but by plain w; heads of another size in layers that see all;
+ * gemma4.c: Gemma 4, text: norms as in Gemma 3, but by plain w; heads of another size in layers that see all;
  * values normed without a weight; the last layers read keys and values of layers below; every layer takes an input of
  * its own from the tokens, behind the MLP, and ends with a factor.
  */
 #include "kernels/layer_inputs.h"
 #include "model/arch/config_parts.h"
 #include "model/arch/decoder.h"
+#include "model/arch/experts.h"
 #include "model/arch/families.h"
 
 #include <inttypes.h>
@@ -192,17 +193,24 @@ static tsr_status read_inputs(tsr_model_config *out, const json_t *root, const c
     return TSR_OK;
 }
 
-/* What a text decoder without experts does not have. */
+/* Experts, beside the MLP of every layer. */
+static tsr_status read_experts(tsr_model_config *out, const json_t *root, const char *place)
+{
+    static const char *const counts[] = {"num_experts", NULL};
+    static const tsr_expert_keys names = {counts, "top_k_experts", "moe_intermediate_size"};
+    bool experts = false;
+    TSR_TRY(tsr_model_config_flag(&experts, root, "enable_moe_block", place));
+    if (!experts)
+        return TSR_OK;
+    TSR_TRY(tsr_model_config_experts(out, root, &names, place));
+    out->experts.scoring = TSR_ROUTE_CHOSEN;
+    return TSR_OK;
+}
+
+/* What a text decoder does not have. */
 static tsr_status check_absent(const json_t *root, const char *place)
 {
-    bool experts = false;
     const char *both = NULL;
-    TSR_TRY(tsr_model_config_flag(&experts, root, "enable_moe_block", place));
-    if (experts)
-        return tsr_fail(TSR_EDATA,
-                        "%s: enable_moe_block is true: experts are not supported, only the dense "
-                        "models",
-                        place);
     if (tsr_json_has(root, "use_bidirectional_attention"))
         TSR_TRY(tsr_json_string(&both, root, "use_bidirectional_attention", place));
     if (both && strcmp(both, "vision"))
@@ -216,6 +224,7 @@ static tsr_status check_absent(const json_t *root, const char *place)
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
     TSR_TRY(check_absent(root, place));
+    TSR_TRY(read_experts(out, root, place));
     TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     out->attention_scale = 1;
     out->embedding_scale = sqrt((double)out->hidden_size);
@@ -339,6 +348,37 @@ static void add_input(tsr_block *b, tsr_residual *r, const tsr_model_config *c)
                                     (tsr_value_name){"p", "the layer's input, normed"}));
 }
 
+static const tsr_expert_names expert_names = {
+    .router = {.expert_scale = "router.per_expert_scale"},
+    .gate_up = "experts.gate_up_proj",
+    .down = "experts.down_proj",
+    .gate_up_files = {.one = {"experts.%d.gate_proj", "experts.%d.up_proj"},
+                      .fused = "experts.gate_up_proj"},
+    .down_files = {.one = {"experts.%d.down_proj"}, .fused = "experts.down_proj"}};
+
+/* What the experts make of the residual stream: its norm without a weight, times a vector and 1 / sqrt(d), goes to the
+ * router, another norm of it to the experts. */
+static int16_t experts(tsr_block *b, tsr_residual *r, const tsr_model_config *c)
+{
+    float eps = (float)c->rms_norm_eps;
+    const tsr_matrix router = {
+        .name = "router.proj", .out = c->experts.count, .in = c->hidden_size, .router = true};
+    tsr_value_name x = {"x_mid", "the residual after attention"};
+    int16_t logits;
+    int16_t h = tsr_block_norm(b, r, "router.scale", eps, x,
+                               (tsr_value_name){"h3", "the normed input of the router"});
+    tsr_vector *scale = &b->vector[b->vector_count - 1];
+    scale->bare = true;
+    scale->divisor = (float)sqrt((double)c->hidden_size);
+    tsr_block_linears(b, &logits, h, &router, 1);
+    tsr_block_routes routes = tsr_decoder_route(b, logits, c, &expert_names);
+    h = tsr_block_norm(b, r, "pre_feedforward_layernorm_2", eps, x,
+                       (tsr_value_name){"h4", "the normed input of the experts"});
+    int16_t y = tsr_decoder_routed(b, h, &routes, c, &expert_names);
+    return tsr_block_norm_of(b, y, "post_feedforward_layernorm_2", eps,
+                             (tsr_value_name){"e", "the experts' output, normed"});
+}
+
 static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
 {
     float eps = (float)c->rms_norm_eps;
@@ -359,6 +399,12 @@ static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
     if (c->double_shared_mlp && is_shared(c, layer))
         sized.intermediate_size *= 2;
     y = tsr_decoder_mlp(out, h, &sized);
+    if (c->experts.count) {
+        int16_t m = tsr_block_norm_of(out, y, "post_feedforward_layernorm_1", eps,
+                                      (tsr_value_name){"m", "the MLP's output, normed"});
+        y = tsr_block_plus(out, m, experts(out, &r, c),
+                           (tsr_value_name){"me", "both outputs, normed and added up"});
+    }
     tsr_block_add(out, &r,
                   tsr_block_norm_of(out, y, "post_feedforward_layernorm", eps,
                                     (tsr_value_name){"m", "the MLP's output, normed"}));
@@ -370,7 +416,7 @@ static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
 
 const tsr_arch tsr_arch_gemma4 = {.model_type = "gemma4_text",
                                   .architecture = "Gemma4ForCausalLM",
-                                  .models = "Gemma 4 E2B, E4B and 31B, text",
+                                  .models = "Gemma 4 E2B, E4B, 26B-A4B and 31B, text",
                                   .kv_head_count = 4,
                                   .head_dim = 256,
                                   .max_position = 131072,

@@ -23,9 +23,10 @@ static const tsr_expert_names names = {
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
     static const char *const counts[] = {"num_local_experts", NULL};
+    static const tsr_expert_keys sizes = {counts, "num_experts_per_tok", "intermediate_size"};
     double noise = 0;
     TSR_TRY(tsr_model_config_slide(out, root, 0, 0, place));
-    TSR_TRY(tsr_model_config_experts(out, root, counts, "intermediate_size", place));
+    TSR_TRY(tsr_model_config_experts(out, root, &sizes, place));
     out->experts.scoring = TSR_ROUTE_CHOSEN;
     if (tsr_json_has(root, "router_jitter_noise"))
         TSR_TRY(tsr_json_number(&noise, root, "router_jitter_noise", 0, 1, place));

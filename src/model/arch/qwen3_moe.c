@@ -43,10 +43,11 @@ static tsr_status read_sparse(tsr_model_config *out, const json_t *root, const c
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
     static const char *const counts[] = {"num_experts", "num_local_experts", NULL};
+    static const tsr_expert_keys names = {counts, "num_experts_per_tok", "moe_intermediate_size"};
     TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     out->head_norms = TSR_HEAD_NORMS_EACH;
     TSR_TRY(tsr_model_config_qwen_window(out, root, place));
-    TSR_TRY(tsr_model_config_experts(out, root, counts, "moe_intermediate_size", place));
+    TSR_TRY(tsr_model_config_experts(out, root, &names, place));
     out->experts.scoring = TSR_ROUTE_SOFTMAX;
     TSR_TRY(tsr_model_config_flag(&out->experts.normalise, root, "norm_topk_prob", place));
     return read_sparse(out, root, place);

@@ -1,0 +1,37 @@
+#include "inputs/experts.h"
+
+typedef struct {
+    const char *key;
+    bool asks;
+    const char *change;
+} expert_key;
+
+tsr_status tsr_inputs_check_experts(const tsr_config *config, const tsr_model_config *model)
+{
+    static const char without[] = "leave it out";
+    const expert_key keys[] = {
+        {"lora_target_parameters", config->lora_target_parameters.count > 0, without},
+        {"lora_target_modules",
+         config->lora_target_modules.kind == TSR_CONFIG_MODULES_ALL_LINEAR_PEFT,
+         "write all-linear"},
+        {"expert_lora_r", config->expert_lora_r > 0, without},
+        {"expert_lora_alpha", config->expert_lora_alpha > 0, without},
+        {"router_aux_loss_coef", config->router_aux_loss_coef > 0, without},
+        {"router_bias_update_rate", config->router_bias_update_rate > 0, without},
+        {"moe_capacity_factor", config->moe_capacity_factor > 0, without},
+    };
+    tsr_auto_text value = {0};
+    if (model->experts.count)
+        return TSR_OK;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const char *key = keys[i].key;
+        if (!keys[i].asks)
+            continue;
+        TSR_TRY(tsr_config_value_text(&value, config, key));
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: %s: found %s, which is of models with experts, and %s has none; %s",
+                        tsr_config_where(config, key), key, tsr_text_string(&value),
+                        config->model_name_or_path, keys[i].change);
+    }
+    return TSR_OK;
+}

@@ -1,0 +1,84 @@
+/*
+ * kernels/grouped_gemm.cuh: the kernels of grouped_gemm.
+ */
+#ifndef TSR_KERNELS_GROUPED_GEMM_CUH
+#define TSR_KERNELS_GROUPED_GEMM_CUH
+
+#include "kernels/expert_tiles.cuh"
+#include "kernels/mma.cuh"
+
+/* grouped_gemm_wgmma.cu: bf16 in vectors, on sm_90a. False: not on this card, and nothing was done. */
+bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *args,
+                            tsr_status *status);
+
+/* grouped_gemm_mma.cu: bf16 in vectors, on any card. */
+tsr_status tsr_grouped_gemm_mma(tsr_stream *stream, const tsr_grouped_gemm_args *args);
+
+/* ---- results: of a warp, 16 rows and 32 columns as mma's accumulators hold them ---- */
+
+#define TSR_GROUPED_STRIP 32
+
+/* bias[m]: of the lane's two columns of the strip's group m of 8. */
+static __device__ __forceinline__ void tsr_grouped_bias(float bias[4][2],
+                                                        const tsr_grouped_gemm_args *args,
+                                                        int outer, int expert, int column)
+{
+    const tsr_frozen *from = &args->bias;
+    int64_t row = (args->first + expert) * outer;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int at = column + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        bias[i / 2][i % 2] =
+            from->data && at < outer ? tsr_load(from->data, row + at, from->dtype) : 0;
+    }
+}
+
+/* Adds what is there; z is the lane's eight columns of a row. */
+static __device__ __forceinline__ void tsr_grouped_add(float sum[4][2], const uint4 *z, bool valid)
+{
+    uint4 old = valid ? *z : make_uint4(0, 0, 0, 0);
+    uint32_t word[4] = {old.x, old.y, old.z, old.w};
+    tsr_quad_words(word);
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+        sum[m][0] += __uint_as_float(word[m] << 16);
+        sum[m][1] += __uint_as_float(word[m] & 0xffff0000u);
+    }
+}
+
+/* c[m] is the strip's group m of 8. Quads exchange what they have, so that a lane stores eight columns at
+ * once. All lanes call. */
+static __device__ __forceinline__ void tsr_grouped_write(const tsr_grouped_gemm_args *args,
+                                                         int outer, const tsr_expert_tile *tile,
+                                                         int row, int column, const float c[4][4])
+{
+    int own = column + threadIdx.x % 4 * TSR_VECTOR;
+    float bias[4][2];
+    if (column >= outer)
+        return;
+    tsr_grouped_bias(bias, args, outer, tile->expert, column);
+    row += threadIdx.x % TSR_WARP / 4;
+#pragma unroll
+    for (int upper = 0; upper < 2; upper++) {
+        bool valid = row + upper * 8 < tile->row_end && own < outer;
+        int64_t at = (int64_t)(row + upper * 8) * outer + own;
+        uint4 *z = (uint4 *)((uint16_t *)args->z + (valid ? at : 0));
+        float sum[4][2];
+        uint32_t word[4];
+#pragma unroll
+        for (int m = 0; m < 4; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                sum[m][i] = c[m][2 * upper + i] + bias[m][i];
+        if (args->add)
+            tsr_grouped_add(sum, z, valid);
+#pragma unroll
+        for (int m = 0; m < 4; m++)
+            word[m] = tsr_pack_bf16(sum[m][0], sum[m][1]);
+        tsr_quad_words(word);
+        if (valid)
+            *z = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+}
+
+#endif

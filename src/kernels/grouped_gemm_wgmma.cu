@@ -1,0 +1,342 @@
+/*
+ * grouped_gemm_wgmma.cu: grouped_gemm in bf16 on sm_90a.
+ *
+ * Split    A block stays, and takes tiles of 128 rows of an expert and 256 columns, every so many. Chunks of
+ *          64 summands of both operands go through a ring of four stages, ahead through all its tiles; two
+ *          groups of four warps multiply, 64 x 256 each, with the sums in 128 registers, and write. Nothing
+ *          but the ring holds the groups together, and the second starts some chunks later: one writes while
+ *          the other multiplies. Of a tile with at most 64 rows the second group has nothing to do.
+ * Copies   One thread fetches boxes. Rows that are gathered are fetched by a group of four warps, 16 bytes a
+ *          thread, to where a box would have them; it tells that a stage has come when the next is asked for.
+ * Order    Tiles that run at the same time share rows and columns of a few experts (expert_tiles.cuh), so that
+ *          what they read comes from L2.
+ * Sums     64 summands after the other from the first on, by the length alone.
+ * Cost     A tile takes 48 KB from L2 for 4.2 MFLOP; W is read from memory once, where L2 holds an expert.
+ */
+#include "kernels/boxes.cuh"
+#include "kernels/grouped_gemm.cuh"
+#include "kernels/wgmma.cuh"
+
+#define GROUPS      2
+#define THREADS     ((GROUPS + 1) * TSR_WARPGROUP)
+#define GROUP_ROWS  64
+#define ROWS        (GROUPS * GROUP_ROWS)
+#define ACROSS      256 /* columns */
+#define CHUNK       64  /* summands: 128 bytes */
+#define STAGES      4
+#define LEAD        2 /* chunks that the first group begins with alone */
+#define GROUP_BYTES (GROUP_ROWS * CHUNK * 2)
+#define X_BYTES     (GROUPS * GROUP_BYTES)
+#define STRIP       64 /* columns of a box of W, where it is multiplied with as it lies */
+#define STRIP_BYTES (CHUNK * STRIP * 2)
+#define W_BYTES     (ACROSS * CHUNK * 2)
+#define STAGE_BYTES (X_BYTES + W_BYTES)
+#define ALIGNMENT   1024
+#define BYTES       (STAGES * STAGE_BYTES + ALIGNMENT)
+
+#define GATHERERS     (TSR_WARPGROUP / TSR_WARP)  /* warps */
+#define ROW_PARTS     (CHUNK * 2 / 16)            /* 16 bytes each, a thread */
+#define GATHERED      (TSR_WARPGROUP / ROW_PARTS) /* rows at a time */
+#define GATHERED_EACH (ROWS / GATHERED)
+
+typedef struct {
+    CUtensorMap x, w;
+} grouped_maps;
+
+/* What a block goes through. */
+typedef struct {
+    const tsr_grouped_gemm_args *args;
+    const tsr_expert_starts *starts;
+    int inner, outer, across, chunks;
+} grouped_work;
+
+/* The ring: its parts' shared addresses; and where a thread is in it. */
+typedef struct {
+    uint32_t data, full, empty, lead;
+    uint32_t stage, parity;
+} grouped_ring;
+
+static __device__ __forceinline__ void next_stage(grouped_ring *ring)
+{
+    if (++ring->stage == STAGES)
+        ring->stage = 0, ring->parity ^= 1;
+}
+
+static __device__ __forceinline__ __attribute__((unused)) bool
+tile_at(tsr_expert_tile *tile, const grouped_work *work, int index)
+{
+    const tsr_grouped_gemm_args *a = work->args;
+    return tsr_expert_tile_at(tile, work->starts, &a->rows, a->first, (int)a->count, ROWS,
+                              work->across, ACROSS, index);
+}
+
+/* ---- copies ---- */
+
+/* One thread: columns of W for a chunk. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void fetch_w(const grouped_maps *maps, uint32_t to,
+                                               const tsr_expert_tile *tile, int chunk,
+                                               uint32_t full)
+{
+    const int boxes = BACKWARD ? ACROSS / STRIP : 1;
+#pragma unroll
+    for (int i = 0; i < boxes; i++)
+        tsr_box_copy_of(to + i * STRIP_BYTES, &maps->w,
+                        BACKWARD ? tile->column + i * STRIP : chunk * CHUNK,
+                        BACKWARD ? chunk * CHUNK : tile->column, tile->expert, full);
+}
+
+/* One thread: all chunks of all the block's tiles. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void fetch(const grouped_work *work, grouped_ring ring,
+                                             const grouped_maps *maps)
+{
+    tsr_expert_tile tile;
+    for (int i = (int)blockIdx.x; tile_at(&tile, work, i); i += (int)gridDim.x) {
+        int groups = tile.row_end - tile.row > GROUP_ROWS ? GROUPS : 1;
+        for (int chunk = 0; chunk < work->chunks; chunk++) {
+            uint32_t to = ring.data + ring.stage * STAGE_BYTES, full = ring.full + 8 * ring.stage;
+            tsr_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+            tsr_barrier_expect(full, (unsigned)groups * GROUP_BYTES + W_BYTES);
+            for (int group = 0; group < groups; group++)
+                tsr_box_copy_of(to + group * GROUP_BYTES, &maps->x, chunk * CHUNK,
+                                tile.row + group * GROUP_ROWS, 0, full);
+            fetch_w<BACKWARD>(maps, to + X_BYTES, &tile, chunk, full);
+            next_stage(&ring);
+        }
+    }
+}
+
+/* What the thread's copies have brought before the latest group, or all, can be seen by products; a warp
+ * tells `full`; 0: there is none yet. */
+static __device__ __forceinline__ __attribute__((unused)) void gathered(uint32_t full, bool all)
+{
+    if (all)
+        tsr_copy_wait();
+    else
+        tsr_copy_wait_but_one();
+    tsr_bulk_written();
+    __syncwarp();
+    if (full && threadIdx.x % TSR_WARP == 0)
+        tsr_barrier_arrive(full);
+}
+
+/* 16 bytes to a shared address, zeros where not `valid`. */
+static __device__ __forceinline__ __attribute__((unused)) void copy16(uint32_t to, const void *from,
+                                                                      bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+/* A group: the same, of rows that are gathered. Thread i takes part i % 8 of every 16th row. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void gather(const grouped_work *work, grouped_ring ring,
+                                              const grouped_maps *maps)
+{
+    const tsr_expert_rows *rows = &work->args->rows;
+    const char *x = (const char *)work->args->x;
+    int thread = threadIdx.x % TSR_WARPGROUP, part = thread % ROW_PARTS, own = thread / ROW_PARTS;
+    uint32_t place = (uint32_t)(own * CHUNK * 2 + (part ^ own % 8) * 16), before = 0;
+    tsr_expert_tile tile;
+    for (int i = (int)blockIdx.x; tile_at(&tile, work, i); i += (int)gridDim.x) {
+        int from[GATHERED_EACH];
+#pragma unroll
+        for (int j = 0; j < GATHERED_EACH; j++) {
+            int row = tile.row + own + j * GATHERED;
+            from[j] = row < tile.row_end ? rows->slot[row] / (int32_t)rows->k : -1;
+        }
+        for (int chunk = 0; chunk < work->chunks; chunk++) {
+            uint32_t to = ring.data + ring.stage * STAGE_BYTES, full = ring.full + 8 * ring.stage;
+            int column = chunk * CHUNK + part * (16 / 2);
+            tsr_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+            if (thread == 0) {
+                tsr_barrier_expect(full, W_BYTES);
+                fetch_w<BACKWARD>(maps, to + X_BYTES, &tile, chunk, full);
+            }
+#pragma unroll
+            for (int j = 0; j < GATHERED_EACH; j++) {
+                bool valid = from[j] >= 0 && column < work->inner;
+                int64_t at = valid ? (int64_t)from[j] * work->inner + column : 0;
+                if (j * GATHERED < GROUP_ROWS || tile.row_end - tile.row > GROUP_ROWS)
+                    copy16(to + place + j * GATHERED * CHUNK * 2, x + at * 2, valid);
+            }
+            tsr_copy_commit();
+            gathered(before, false);
+            before = full;
+            next_stage(&ring);
+        }
+    }
+    gathered(before, true);
+}
+
+/* ---- products ---- */
+
+/* A group's rows of a tile. The other group may start after chunk `lead`; -1: it has. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void product(float c[32][4], const grouped_work *work,
+                                               grouped_ring *ring, int group, int lead)
+{
+    uint32_t before = 0;
+    bool one = threadIdx.x % TSR_WARP == 0;
+    for (int chunk = 0; chunk < work->chunks; chunk++) {
+        uint32_t stage = ring->data + ring->stage * STAGE_BYTES;
+        uint64_t left = tsr_wgmma_rows(stage + (uint32_t)group * GROUP_BYTES);
+        uint64_t right = BACKWARD ? tsr_wgmma_columns(stage + X_BYTES, STRIP_BYTES)
+                                  : tsr_wgmma_rows(stage + X_BYTES);
+        tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        tsr_wgmma_begin();
+#pragma unroll
+        for (int i = 0; i < CHUNK / 16; i++)
+            tsr_wgmma<BACKWARD>(c, left + i * 32 / 16, right + i * (BACKWARD ? 2048 : 32) / 16,
+                                chunk || i);
+        tsr_wgmma_commit();
+        if (chunk == lead && one)
+            tsr_barrier_arrive(ring->lead);
+        tsr_wgmma_wait_but_one();
+        if (chunk && one)
+            tsr_barrier_arrive(before);
+        before = ring->empty + 8 * ring->stage;
+        next_stage(ring);
+    }
+    tsr_wgmma_wait(c);
+    if (one)
+        tsr_barrier_arrive(before);
+}
+
+/* Of a tile in which the group has no rows. */
+static __device__ __forceinline__ __attribute__((unused)) void pass(const grouped_work *work,
+                                                                    grouped_ring *ring)
+{
+    for (int chunk = 0; chunk < work->chunks; chunk++) {
+        tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        if (threadIdx.x % TSR_WARP == 0)
+            tsr_barrier_arrive(ring->empty + 8 * ring->stage);
+        next_stage(ring);
+    }
+}
+
+/* A warp's 16 rows of a tile. */
+static __device__ __forceinline__ __attribute__((unused)) void
+write(const float c[32][4], const grouped_work *work, const tsr_expert_tile *tile, int group)
+{
+    int warp = threadIdx.x % TSR_WARPGROUP / TSR_WARP;
+    int row = tile->row + group * GROUP_ROWS + warp * 16;
+#pragma unroll
+    for (int q = 0; q < ACROSS / TSR_GROUPED_STRIP; q++)
+        tsr_grouped_write(work->args, work->outer, tile, row, tile->column + q * TSR_GROUPED_STRIP,
+                          c + 4 * q);
+}
+
+/* ---- the kernel ---- */
+
+template <bool BACKWARD>
+static __device__ __forceinline__ void multiply(const grouped_work *work, grouped_ring ring)
+{
+    int group = threadIdx.x / TSR_WARPGROUP;
+    int lead = group ? -1 : (work->chunks < LEAD ? work->chunks : LEAD) - 1;
+    tsr_expert_tile tile;
+    int i = (int)blockIdx.x;
+    if (group && tile_at(&tile, work, i))
+        tsr_barrier_wait(ring.lead, 0);
+    for (; tile_at(&tile, work, i); i += (int)gridDim.x) {
+        float c[32][4];
+        if (tile.row + group * GROUP_ROWS >= tile.row_end) {
+            pass(work, &ring);
+            continue;
+        }
+        product<BACKWARD>(c, work, &ring, group, lead);
+        lead = -1;
+        write(c, work, &tile, group);
+    }
+}
+
+/* Unused in code for other cards. */
+template <bool BACKWARD, bool GATHER>
+static __device__ __forceinline__ __attribute__((unused)) void
+grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
+{
+    extern __shared__ __align__(16) char memory[];
+    __shared__ __align__(8) uint64_t barriers[2 * STAGES + 1];
+    __shared__ tsr_expert_starts starts;
+    grouped_ring ring = {};
+    grouped_work work = {args, &starts};
+    ring.data = (tsr_shared_address(memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    ring.full = tsr_shared_address(barriers);
+    ring.empty = ring.full + 8 * STAGES;
+    ring.lead = ring.empty + 8 * STAGES;
+    work.inner = (int)(BACKWARD ? args->out : args->in);
+    work.outer = (int)(BACKWARD ? args->in : args->out);
+    work.across = (work.outer + ACROSS - 1) / ACROSS;
+    work.chunks = (work.inner + CHUNK - 1) / CHUNK;
+    if (threadIdx.x == 0) {
+        for (unsigned i = 0; i < STAGES; i++) {
+            tsr_barrier_init(ring.full + 8 * i, GATHER ? GATHERERS + 1 : 1);
+            tsr_barrier_init(ring.empty + 8 * i, GROUPS * TSR_WARPGROUP / TSR_WARP);
+        }
+        tsr_barrier_init(ring.lead, TSR_WARPGROUP / TSR_WARP);
+        tsr_barrier_made();
+    }
+    tsr_expert_count(&starts, &args->rows, args->first, (int)args->count, ROWS);
+    if (threadIdx.x < GROUPS * TSR_WARPGROUP) {
+        TSR_REGISTERS_UP(224);
+        multiply<BACKWARD>(&work, ring);
+    } else {
+        TSR_REGISTERS_DOWN(56);
+        if (GATHER)
+            gather<BACKWARD>(&work, ring, maps);
+        else if (threadIdx.x == GROUPS * TSR_WARPGROUP)
+            fetch<BACKWARD>(&work, ring, maps);
+    }
+}
+
+/* Code for other cards has no body, and does not let so many threads in. */
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SHAPE __launch_bounds__(THREADS, 1)
+#else
+#define SHAPE __launch_bounds__(TSR_WARP)
+#endif
+
+template <bool BACKWARD, bool GATHER>
+static __global__ void SHAPE grouped_tiles(const __grid_constant__ tsr_grouped_gemm_args args,
+                                           const __grid_constant__ grouped_maps maps)
+{
+    tsr_kernel_begin();
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    grouped<BACKWARD, GATHER>(&args, &maps);
+#endif
+}
+
+/* ---- launching ---- */
+
+typedef void grouped_kernel(const tsr_grouped_gemm_args, const grouped_maps);
+
+bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *args,
+                            tsr_status *status)
+{
+    grouped_kernel *const kernels[2][2] = {
+        {grouped_tiles<false, false>, grouped_tiles<false, true>},
+        {grouped_tiles<true, false>, grouped_tiles<true, true>}};
+    grouped_kernel *kernel = kernels[args->backward][args->rows.slot != NULL];
+    void *boxes = tsr_kernels_kept(stream)->boxes;
+    int64_t inner = args->backward ? args->out : args->in;
+    int64_t outer = args->backward ? args->in : args->out;
+    grouped_maps maps = {};
+    if (!boxes || !tsr_map_boxes(&maps.w, boxes, args->w, args->count, args->out, args->in,
+                                 args->backward ? CHUNK : ACROSS))
+        return false;
+    if (!args->rows.slot &&
+        !tsr_map_boxes(&maps.x, boxes, args->x, 1, args->rows.most, inner, GROUP_ROWS))
+        return false;
+    *status = tsr_allow_shared(stream, (const void *)kernel, BYTES, "grouped_gemm");
+    if (*status != TSR_OK)
+        return true;
+    int64_t tiles =
+        tsr_expert_most_blocks(args->rows.most, args->count, ROWS) * tsr_blocks(outer, ACROSS);
+    int64_t most = tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count;
+    TSR_LAUNCH_SHARED(kernel, (unsigned)(tiles < most ? tiles : most), THREADS, BYTES, stream,
+                      *args, maps);
+    *status = tsr_launched("grouped_gemm");
+    return true;
+}

@@ -1,0 +1,440 @@
+/*
+ * test_cuda_experts.c: expert_weight and expert_low_rank_backward on a GPU: against the C references, and an
+ * expert's weight bit by bit as nf4_merge and nf4_dequant make it there. With the argument "time", how fast
+ * they are for a mixture of 128 experts.
+ */
+#include "kernels/kernels_cuda.h"
+
+#include "cuda_experts.h"
+#include "cuda_nf4.h"
+#include "cuda_time.h"
+
+/* ---- expert_weight ---- */
+
+typedef struct {
+    int64_t experts, parts, rows, columns, r, first, count;
+    bool nested;
+} stack;
+
+typedef struct {
+    stack s;
+    uint8_t *codes, *q;
+    float *absmax, *nested_absmax, *map, *offset;
+    int64_t granules, groups; /* of a matrix */
+    tsr_expert_weight_args host, device;
+} stack_data;
+
+static uint8_t *new_bytes(int64_t count, uint64_t seed)
+{
+    uint8_t *bytes = malloc((size_t)count + 8);
+    assert_non_null(bytes);
+    for (int64_t i = 0; i < count; i++)
+        bytes[i] = (uint8_t)random_bits((uint64_t)i + seed);
+    return bytes;
+}
+
+static stack_data new_stack(const stack *s, tsr_dtype dtype)
+{
+    int64_t matrices = s->experts * s->parts, elements = s->count * s->rows * s->columns;
+    stack_data d = {.s = *s,
+                    .granules = tsr_expert_granules(s->rows / s->parts, s->columns),
+                    .groups = tsr_expert_groups(s->rows / s->parts, s->columns)};
+    int64_t blocks = matrices * d.granules * 16;
+    d.codes = new_bytes(blocks * 32, 1), d.q = new_bytes(blocks, 7);
+    d.absmax = keep(new_random(blocks, 2, 0.1f));
+    d.nested_absmax = keep(new_random(matrices * d.groups, 3, 0.3f));
+    d.map = keep(new_random(256, 4, 1)), d.offset = keep(new_random(matrices, 5, 0.1f));
+    input a = random_input(s->experts * s->r * s->columns, 6, 0.05f, dtype);
+    input b = random_input(s->experts * s->rows * s->r, 7, 0.3f, dtype);
+    d.host = (tsr_expert_weight_args){.out = want_of(elements),
+                                      .codes = d.codes,
+                                      .absmax = s->nested ? (void *)d.q : (void *)d.absmax,
+                                      .nested_absmax = d.nested_absmax,
+                                      .nested_map = d.map,
+                                      .offset = d.offset,
+                                      .level = nf4_level,
+                                      .a = a.host,
+                                      .b = b.host,
+                                      .first = s->first,
+                                      .count = s->count,
+                                      .parts = s->parts,
+                                      .rows = s->rows,
+                                      .columns = s->columns,
+                                      .r = s->r,
+                                      .scale = 1.75f,
+                                      .nested = s->nested};
+    d.device = d.host;
+    d.device.dtype = dtype;
+    d.device.codes = cuda_copy(d.codes, (uint64_t)blocks * 32);
+    d.device.absmax =
+        s->nested ? cuda_copy(d.q, (uint64_t)blocks) : cuda_copy(d.absmax, (uint64_t)blocks * 4);
+    d.device.nested_absmax = cuda_copy(d.nested_absmax, (uint64_t)(matrices * d.groups) * 4);
+    d.device.nested_map = cuda_copy(d.map, 1024);
+    d.device.offset = cuda_copy(d.offset, (uint64_t)matrices * 4);
+    d.device.level = cuda_copy(nf4_level, 64);
+    d.device.a = a.device, d.device.b = b.device;
+    return d;
+}
+
+static void name_stack(char out[160], const stack *s, tsr_dtype dtype)
+{
+    snprintf(out, 160, "experts [%lld, +%lld) of %lld, %lld part(s), %lld x %lld, r %lld, %s, %s",
+             (long long)s->first, (long long)s->count, (long long)s->experts, (long long)s->parts,
+             (long long)s->rows, (long long)s->columns, (long long)s->r,
+             s->nested ? "nested" : "fp32 scales", tsr_dtype_name(dtype));
+}
+
+/* Matrix i of the stack by nf4_merge on the device, or nf4_dequant. */
+static void expect_merge(const char *what, const stack_data *d, int64_t i, const uint8_t *got)
+{
+    const tsr_expert_weight_args *a = &d->device;
+    uint64_t each = tsr_dtype_bytes(a->dtype);
+    int64_t rows = a->rows / a->parts, e = i / a->parts, row = i % a->parts * rows;
+    int64_t count = rows * a->columns;
+    tsr_nf4_merge_args m = {
+        .weight = {.out = cuda_copy(NULL, (uint64_t)count * each),
+                   .codes = a->codes + i * d->granules * 512,
+                   .absmax = (const char *)a->absmax + i * d->granules * (a->nested ? 16 : 64),
+                   .nested_absmax = a->nested_absmax + i * d->groups,
+                   .nested_map = a->nested_map,
+                   .level = a->level,
+                   .count = count,
+                   .columns = a->columns,
+                   .offset = d->offset[i],
+                   .nested = a->nested,
+                   .dtype = a->dtype},
+        .a = (const char *)a->a + (uint64_t)(e * a->r * a->columns) * each,
+        .b = (const char *)a->b + (uint64_t)((e * a->rows + row) * a->r) * each,
+        .r = a->r,
+        .scale = a->scale};
+    RUN(a->r ? rig.kernels->nf4_merge(rig.stream, &m)
+             : rig.kernels->nf4_dequant(rig.stream, &m.weight));
+    uint8_t *want = malloc((uint64_t)count * each + 1);
+    assert_non_null(want);
+    cuda_read(want, m.weight.out, (uint64_t)count * each);
+    if (memcmp(got, want, (uint64_t)count * each) != 0)
+        fail_msg("%s: matrix %lld has other bits than nf4_merge gives it", what, (long long)i);
+    free(want);
+}
+
+/* Bits are those of nf4_merge where that is one kernel (or there is nothing to merge). */
+static void one_stack(const stack *s, tsr_dtype dtype)
+{
+    if (!cuda_turn())
+        return;
+    stack_data d = new_stack(s, dtype);
+    int64_t each = s->rows / s->parts * s->columns, elements = s->count * s->rows * s->columns;
+    char what[160];
+    name_stack(what, s, dtype);
+    output out = blank(elements, dtype);
+    d.device.out = out.device;
+    for (int settled = 0; settled < 2; settled++) {
+        d.device.settled = settled;
+        if (elements)
+            RUN(tsr_stream_fill(rig.stream, out.device, 0xff,
+                                (uint64_t)elements * tsr_dtype_bytes(dtype)));
+        RUN(rig.kernels->expert_weight(rig.stream, &d.device));
+        RUN(tsr_expert_weight_ref(&d.host, rig.pool));
+        expect(what, out, d.host.out, s->r ? tolerance_of(tolerance_grouped, dtype) : 0);
+        bool same = !s->r || (tsr_nf4_merge_fused(dtype, s->columns, s->r) && !shift);
+        uint8_t *got = malloc((uint64_t)elements * tsr_dtype_bytes(dtype) + 1);
+        assert_non_null(got);
+        cuda_read(got, out.device, (uint64_t)elements * tsr_dtype_bytes(dtype));
+        for (int64_t i = 0; i < s->count * s->parts && same && i < 24; i++)
+            expect_merge(what, &d, s->first * s->parts + i,
+                         got + (uint64_t)(i * each) * tsr_dtype_bytes(dtype));
+        free(got);
+    }
+    free(d.codes), free(d.q);
+    end_case();
+}
+
+static const stack stacks[] = {
+    {5, 1, 6, 64, 8, 0, 5, false},    {5, 2, 14, 104, 8, 0, 5, true},
+    {5, 2, 32, 64, 16, 1, 3, true},   {4, 1, 300, 64, 24, 3, 1, true},
+    {4, 2, 256, 128, 8, 1, 3, true},  {4, 2, 256, 128, 16, 0, 4, true},
+    {4, 2, 512, 256, 16, 1, 2, true}, {4, 2, 512, 256, 8, 1, 3, false},
+    {4, 2, 512, 256, 32, 1, 3, true}, {3, 1, 256, 512, 64, 1, 2, true},
+    {3, 1, 256, 320, 72, 0, 3, true}, {3, 2, 768, 192, 40, 0, 3, false},
+    {4, 2, 512, 256, 0, 1, 3, true},  {4, 2, 512, 256, 0, 0, 4, false},
+    {5, 2, 14, 104, 0, 1, 3, true},   {5, 1, 8, 64, 8, 2, 0, true},
+    {3, 2, 384, 320, 16, 0, 3, true}, {3, 2, 128, 128, 16, 1, 2, true},
+    {3, 2, 10, 37, 5, 0, 3, true},
+};
+
+static void all_stacks(void)
+{
+    for (size_t i = 0; i < sizeof stacks / sizeof *stacks; i++)
+        for (int k = 0; k < 3; k++)
+            one_stack(&stacks[i], all_dtypes[k]);
+}
+
+static void experts_have_the_bits_of_their_matrices(void **state)
+{
+    (void)state;
+    all_stacks();
+    without_boxes(all_stacks);
+}
+
+static void experts_of_a_model(void **state)
+{
+    (void)state;
+    static const stack large[] = {{16, 2, 1536, 2048, 16, 4, 8, true},
+                                  {16, 1, 2048, 768, 32, 0, 12, true},
+                                  {16, 1, 2048, 768, 0, 0, 12, true}};
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
+        one_stack(&large[i], TSR_BF16);
+}
+
+static void one_plain(tsr_dtype from, tsr_dtype dtype, int64_t columns, int64_t r)
+{
+    if (!cuda_turn())
+        return;
+    const int64_t rows = 48, experts = 5, first = 1, count = 3, each = rows * columns;
+    input w = random_input(experts * each, 1, 1, from);
+    input a = random_input(experts * r * columns, 2, 0.1f, dtype);
+    input b = random_input(experts * rows * r, 3, 0.3f, dtype);
+    output out = blank(count * each, dtype);
+    tsr_expert_weight_args ref = {.out = want_of(count * each),
+                                  .plain = on_host(w),
+                                  .a = a.host,
+                                  .b = b.host,
+                                  .first = first,
+                                  .count = count,
+                                  .parts = 2,
+                                  .rows = rows,
+                                  .columns = columns,
+                                  .r = r,
+                                  .scale = 0.5f,
+                                  .format = TSR_EXPERTS_PLAIN};
+    tsr_expert_weight_args args = ref;
+    args.out = out.device, args.plain = on_device(w, from);
+    args.a = a.device, args.b = b.device, args.dtype = dtype;
+    RUN(tsr_expert_weight_ref(&ref, rig.pool));
+    RUN(rig.kernels->expert_weight(rig.stream, &args));
+    expect("plain experts", out, ref.out, tolerance_of(tolerance_grouped, dtype));
+    end_case();
+}
+
+static void plain_experts_match(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++)
+        for (int from = 0; from < 2; from++)
+            for (int r = 0; r <= 16; r += 8) {
+                one_plain(from ? TSR_BF16 : TSR_F32, all_dtypes[k], 128, r);
+                one_plain(from ? TSR_BF16 : TSR_F32, all_dtypes[k], 37, r);
+            }
+}
+
+/* ---- expert_low_rank_backward ---- */
+
+typedef struct {
+    int64_t tokens, k, experts, out, in, r;
+    expert_load load;
+} low_shape;
+
+static void run_twice(const tsr_expert_low_rank_backward_args *args, output da, output db)
+{
+    uint64_t bytes[2] = {(uint64_t)da.count * 4, (uint64_t)db.count * 4};
+    char *got[2] = {malloc(bytes[0] + bytes[1]), malloc(bytes[0] + bytes[1])};
+    assert_true(got[0] && got[1]);
+    for (int i = 0; i < 2; i++) {
+        RUN(tsr_stream_fill(rig.stream, da.device, 0xff, bytes[0]));
+        RUN(tsr_stream_fill(rig.stream, db.device, 0xff, bytes[1]));
+        if (args->scratch)
+            RUN(tsr_stream_fill(rig.stream, args->scratch, 0xff, args->scratch_bytes));
+        RUN(rig.kernels->expert_low_rank_backward(rig.stream, args));
+        cuda_read(got[i], da.device, bytes[0]);
+        cuda_read(got[i] + bytes[0], db.device, bytes[1]);
+    }
+    assert_memory_equal(got[0], got[1], bytes[0] + bytes[1]);
+    free(got[0]), free(got[1]);
+}
+
+static void one_low(const low_shape *s, bool gather, tsr_dtype dtype)
+{
+    if (!cuda_turn())
+        return;
+    expert_case c = new_expert_case(s->tokens, s->k, s->experts, s->load);
+    int64_t most = c.rows.most, da_count = s->experts * s->r * s->in;
+    int64_t db_count = s->experts * s->out * s->r;
+    input x = random_input((gather ? s->tokens : most) * s->in, 1, 1, dtype);
+    input dz = random_input(most * s->out, 2, 1, dtype);
+    input a = random_input(da_count, 3, 1, dtype), b = random_input(db_count, 4, 1, dtype);
+    output da = blank(da_count, TSR_F32), db = blank(db_count, TSR_F32);
+    uint64_t bytes = tsr_expert_low_rank_backward_bytes(TSR_F32, most, s->r);
+    tsr_expert_low_rank_backward_args ref = {.x = x.host,
+                                             .dz = dz.host,
+                                             .a = a.host,
+                                             .b = b.host,
+                                             .da = want_of(da_count),
+                                             .db = want_of(db_count),
+                                             .scratch = malloc(bytes + 16),
+                                             .scratch_bytes = bytes,
+                                             .rows = host_rows(&c, gather),
+                                             .out = s->out,
+                                             .in = s->in,
+                                             .r = s->r,
+                                             .scale = 1.75f};
+    tsr_expert_low_rank_backward_args args = ref;
+    args.x = x.device, args.dz = dz.device, args.a = a.device, args.b = b.device;
+    args.da = da.device, args.db = db.device, args.rows = device_rows(&c, gather);
+    args.dtype = dtype;
+    args.scratch_bytes = tsr_expert_low_rank_backward_bytes(dtype, most, s->r);
+    uint8_t *scratch = cuda_copy(NULL, args.scratch_bytes + PAD);
+    args.scratch = scratch;
+    char what[160];
+    snprintf(what, sizeof what, "%lld x %lld rows of %lld experts, %s, %lld x %lld, r %lld%s",
+             (long long)s->tokens, (long long)s->k, (long long)s->experts,
+             expert_load_name[s->load], (long long)s->out, (long long)s->in, (long long)s->r,
+             gather ? ", gathered" : "");
+    RUN(tsr_expert_low_rank_backward_ref(&ref, rig.pool));
+    run_twice(&args, da, db);
+    double tolerance = tolerance_of(tolerance_expert_low_rank, dtype);
+    expect(what, da, ref.da, tolerance);
+    expect(what, db, ref.db, tolerance);
+    expect_untouched(what, scratch + args.scratch_bytes, PAD);
+    free(ref.scratch);
+    free_expert_case(&c);
+    end_case();
+}
+
+static void low_ranks_match(void **state)
+{
+    (void)state;
+    static const low_shape shapes[] = {
+        {90, 4, 7, 40, 152, 8, LOAD_ZIPF},    {130, 2, 6, 136, 72, 16, LOAD_HOLES},
+        {300, 4, 5, 264, 520, 16, LOAD_ONE},  {300, 4, 9, 512, 256, 24, LOAD_DROPPED},
+        {300, 4, 9, 256, 384, 64, LOAD_EVEN}, {200, 4, 6, 128, 256, 72, LOAD_ZIPF},
+        {1, 1, 1, 8, 8, 8, LOAD_EVEN},        {0, 2, 3, 16, 8, 8, LOAD_EVEN},
+        {50, 2, 6, 131, 33, 3, LOAD_ZIPF},    {129, 1, 1, 64, 64, 32, LOAD_EVEN},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int gather = 0; gather < 2; gather++) {
+            for (int k = 0; k < 3; k++)
+                one_low(&shapes[i], gather, all_dtypes[k]);
+            shift = 1; /* off the alignment */
+            if (i == 1)
+                one_low(&shapes[i], gather, TSR_BF16);
+            shift = 0;
+        }
+}
+
+static void low_ranks_of_a_model(void **state)
+{
+    (void)state;
+    static const low_shape large[] = {{2048, 8, 64, 1536, 2048, 16, LOAD_ZIPF},
+                                      {2048, 8, 128, 2048, 768, 8, LOAD_EVEN},
+                                      {1024, 4, 300, 256, 128, 32, LOAD_HOLES}};
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
+        for (int gather = 0; gather < 2; gather++)
+            one_low(&large[i], gather, TSR_BF16);
+}
+
+/* ---- time ---- */
+
+#define TIMES 20
+
+static void call_weight(void *context)
+{
+    RUN(rig.kernels->expert_weight(rig.stream, context));
+}
+
+static void call_low(void *context)
+{
+    RUN(rig.kernels->expert_low_rank_backward(rig.stream, context));
+}
+
+static void weight_time(const char *name, int64_t experts, int64_t parts, int64_t rows,
+                        int64_t columns, int64_t r)
+{
+    int64_t elements = experts * rows * columns;
+    int64_t groups = tsr_expert_groups(rows / parts, columns) * parts * experts;
+    tsr_expert_weight_args args = {.out = cuda_copy(NULL, (uint64_t)elements * 2),
+                                   .codes = cuda_copy(NULL, (uint64_t)elements / 2),
+                                   .absmax = cuda_copy(NULL, (uint64_t)elements / 64),
+                                   .nested_absmax = random_array(groups, TSR_F32),
+                                   .nested_map = random_array(256, TSR_F32),
+                                   .offset = random_array(experts * parts, TSR_F32),
+                                   .level = cuda_copy(nf4_level, 64),
+                                   .a = random_array(experts * r * columns, TSR_BF16),
+                                   .b = random_array(experts * rows * r, TSR_BF16),
+                                   .count = experts,
+                                   .parts = parts,
+                                   .rows = rows,
+                                   .columns = columns,
+                                   .r = r,
+                                   .scale = 0.5f,
+                                   .nested = true,
+                                   .settled = true,
+                                   .dtype = TSR_BF16};
+    double ms = median_ms(call_weight, &args, TIMES);
+    double bytes = (double)elements * (2 + 0.5 + 1.0 / 64) + (double)(groups * 4) +
+                   2.0 * (double)(experts * r * (rows + columns));
+    printf("%-30s r %2d %8.3f ms %7.0f GB/s\n", name, (int)r, ms, 1e-6 * bytes / ms);
+    cuda_free_all();
+}
+
+static void low_time(const char *name, int64_t out, int64_t in, int64_t r, bool gather,
+                     expert_load load)
+{
+    const int64_t tokens = 8192, k = 8, experts = 128;
+    expert_case c = new_expert_case(tokens, k, experts, load);
+    int64_t most = c.rows.most;
+    tsr_expert_low_rank_backward_args args = {
+        .x = random_array((gather ? tokens : most) * in, TSR_BF16),
+        .dz = random_array(most * out, TSR_BF16),
+        .a = random_array(experts * r * in, TSR_BF16),
+        .b = random_array(experts * r * out, TSR_BF16),
+        .da = random_array(experts * r * in, TSR_F32),
+        .db = random_array(experts * r * out, TSR_F32),
+        .rows = device_rows(&c, gather),
+        .scratch_bytes = tsr_expert_low_rank_backward_bytes(TSR_BF16, most, r),
+        .out = out,
+        .in = in,
+        .r = r,
+        .scale = 1,
+        .dtype = TSR_BF16};
+    args.scratch = cuda_copy(NULL, args.scratch_bytes);
+    double ms = median_ms(call_low, &args, TIMES);
+    printf("%-26s %-5s r %2d %8.3f ms %7.0f GB/s of x and dz twice\n", name, expert_load_name[load],
+           (int)r, ms, 1e-6 * 4.0 * (double)(most * (out + in)) / ms);
+    free_expert_case(&c);
+    cuda_free_all();
+}
+
+static void all_times(void)
+{
+    for (int r = 0; r <= 32; r = r ? 2 * r : 8) {
+        weight_time("gate_up 128 x 1536 x 2048", 128, 2, 1536, 2048, r);
+        weight_time("down 128 x 2048 x 768", 128, 1, 2048, 768, r);
+    }
+    weight_time("gate_up 8 x 28672 x 4096", 8, 2, 28672, 4096, 16);
+    for (int load = LOAD_EVEN; load <= LOAD_ZIPF; load++)
+        for (int r = 8; r <= 32; r *= 2) {
+            low_time("gate_up, x gathered", 1536, 2048, r, true, load);
+            low_time("down", 2048, 768, r, false, load);
+        }
+}
+
+static void times(void **state)
+{
+    (void)state;
+    all_times();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(experts_have_the_bits_of_their_matrices),
+        cmocka_unit_test(experts_of_a_model),
+        cmocka_unit_test(plain_experts_match),
+        cmocka_unit_test(low_ranks_match),
+        cmocka_unit_test(low_ranks_of_a_model),
+    };
+    const struct CMUnitTest timings[] = {cmocka_unit_test(times)};
+    if (argc < 2 || strcmp(argv[1], "time") != 0)
+        return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
+    return cmocka_run_group_tests(timings, cuda_setup, cuda_teardown);
+}
