@@ -1,6 +1,5 @@
-#include "adapters/set.h"
+#include "adapters/set_parts.h"
 
-#include "adapters/regex.h"
 #include "base/auto.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -9,40 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef unsigned long long ull; /* for %llu */
-
-/* What a configuration's target calls itself in messages. */
-#define TARGET_KEY    "lora_target_modules"
-#define EXCLUDE_KEY   "exclude_modules"
-#define PARAMETER_KEY "lora_target_parameters"
-
-/* One call's work. `chosen` and `used` are owned, the rest borrowed. */
-typedef struct {
-    const tsr_adapter_spec *spec;
-    const tsr_adapter_module *module;
-    uint64_t module_count;
-    bool all_linear;
-    tsr_path_regex *target, *exclude; /* where they are regular expressions */
-    tsr_regex_budget *budget;         /* of all expressions together */
-    bool *chosen;                     /* [module_count] */
-    bool *used;                       /* [target.count] target names that matched a linear */
-    bool *parameter_used;             /* [parameter_count] likewise */
-    bool *excludes; /* [exclude.count, 1 of a regular expression] those that take something away */
-} selection;
-
 static const char *last_part(const char *path)
 {
     const char *dot = strrchr(path, '.');
     return dot ? dot + 1 : path;
-}
-
-/* PEFT's rule for an entry of a list: the path itself, or its end after a dot. */
-static bool ends_in(const char *path, const char *name)
-{
-    size_t path_length = strlen(path), length = strlen(name);
-    if (length > path_length || strcmp(path + path_length - length, name))
-        return false;
-    return length == path_length || path[path_length - length - 1] == '.';
 }
 
 /* The layer of "model.layers.3.mlp": the last number between dots behind two names; -1 if none. */
@@ -99,6 +68,8 @@ static tsr_status check_spec(const selection *s)
     const tsr_adapter_spec *spec = s->spec;
     TSR_TRY(check_rank("lora_r", NULL, (double)spec->r));
     TSR_TRY(check_alpha("lora_alpha", NULL, spec->alpha));
+    if (spec->expert_r)
+        TSR_TRY(check_rank(EXPERT_RANK_KEY, NULL, (double)spec->expert_r));
     if (!(spec->dropout >= 0 && spec->dropout < 1))
         return tsr_fail(TSR_ECONFIG, "lora_dropout is %g; expected 0 or more and below 1",
                         spec->dropout);
@@ -140,12 +111,12 @@ static tsr_status is_excluded(bool *out, selection *s, uint64_t index, bool targ
     if (s->exclude)
         TSR_TRY(tsr_path_regex_match(out, s->exclude, s->budget, path));
     for (uint64_t i = 0; i < s->spec->exclude.count; i++)
-        *out |= ends_in(path, s->spec->exclude.names[i]);
+        *out |= tsr_set_ends_in(path, s->spec->exclude.names[i]);
     if (!*out || (!target && holds_linears(s, index)))
         return TSR_OK;
     s->excludes[0] |= s->exclude != NULL;
     for (uint64_t i = 0; i < s->spec->exclude.count; i++)
-        s->excludes[i] |= ends_in(path, s->spec->exclude.names[i]);
+        s->excludes[i] |= tsr_set_ends_in(path, s->spec->exclude.names[i]);
     return TSR_OK;
 }
 
@@ -156,34 +127,15 @@ static tsr_status is_target(bool *out, const char **name, const selection *s,
     *out = false;
     *name = s->spec->target.regex;
     if (s->all_linear)
-        *out = module->linear;
+        *out = module->linear && !tsr_set_peft_leaves_out(s, module);
     else if (s->target)
         return tsr_path_regex_match(out, s->target, s->budget, module->path);
     for (uint64_t i = 0; i < s->spec->target.count; i++)
-        if (ends_in(module->path, s->spec->target.names[i])) {
+        if (tsr_set_ends_in(module->path, s->spec->target.names[i])) {
             s->used[i] = true;
             *name = s->spec->target.names[i];
             *out = true;
         }
-    return TSR_OK;
-}
-
-/* A parameter of experts: named, or all-linear means it. */
-static tsr_status is_parameter(bool *out, const selection *s, const tsr_adapter_module *module)
-{
-    bool named = false;
-    for (uint64_t i = 0; i < s->spec->parameter_count; i++) {
-        bool same = ends_in(module->path, s->spec->parameter[i]);
-        s->parameter_used[i] |= same;
-        named |= same;
-    }
-    *out = named || (s->all_linear && !s->spec->dora);
-    if (named && s->spec->dora)
-        return tsr_fail(TSR_ECONFIG,
-                        PARAMETER_KEY
-                        ": %s has a matrix for each expert, and neither PEFT nor this program has "
-                        "DoRA for those; take use_dora or the parameter out",
-                        module->path);
     return TSR_OK;
 }
 
@@ -208,11 +160,12 @@ static tsr_status choose_module(selection *s, uint64_t index)
     bool target, excluded;
     const char *name = NULL;
     if (module->experts)
-        TSR_TRY(is_parameter(&target, s, module));
+        TSR_TRY(tsr_set_is_parameter(&target, s, module));
     else
         TSR_TRY(is_target(&target, &name, s, module));
     TSR_TRY(is_excluded(&excluded, s, index, target));
-    if (!target || excluded || !in_layers(s, module->path))
+    bool limited = !module->experts || !tsr_set_names_parameter(s, module);
+    if (!target || (limited && (excluded || !in_layers(s, module->path))))
         return TSR_OK;
     if (module->table && s->spec->dora)
         return tsr_fail(
@@ -220,6 +173,12 @@ static tsr_status choose_module(selection *s, uint64_t index)
             "%s: \"%s\" means %s, and use_dora is for linears of the layers; take one of "
             "them out",
             TARGET_KEY, name, module->path);
+    if (module->experts)
+        TSR_TRY(tsr_set_check_parameter(s, module));
+    if (module->router)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: \"%s\" means %s, a router, which is never trained; take it out",
+                        TARGET_KEY, name, module->path);
     if (!module->linear && !module->table && !module->experts)
         return tsr_fail(TSR_ECONFIG,
                         "%s: \"%s\" means %s, which is not a linear of a decoder layer and cannot "
@@ -236,7 +195,7 @@ static int compare_names(const void *a, const void *b)
 }
 
 /* Sorts names and drops repeated ones; returns how many are left. */
-static uint64_t sort_names(const char **names, uint64_t count)
+uint64_t tsr_set_sort_names(const char **names, uint64_t count)
 {
     uint64_t kept = 0;
     if (count)
@@ -247,34 +206,16 @@ static uint64_t sort_names(const char **names, uint64_t count)
     return kept;
 }
 
-/* The distinct last parts of all linears, sorted. *out is the caller's, its strings borrowed. */
-static tsr_status linear_names(const char ***out, uint64_t *count, const selection *s)
-{
-    const char **names = malloc((s->module_count + 1) * sizeof *names);
-    if (!names)
-        return tsr_fail(TSR_ENOMEM, "no memory for %llu module names", (ull)s->module_count);
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < s->module_count; i++)
-        if (s->module[i].linear)
-            names[n++] = last_part(s->module[i].path);
-    *count = sort_names(names, n);
-    *out = names;
-    return TSR_OK;
-}
-
-/* The path below a layer: "mlp.experts.down_proj". */
-static const char *below_layer(const char *path)
-{
-    const char *at = strstr(path, "layers.");
-    const char *dot = at ? strchr(at + strlen("layers."), '.') : NULL;
-    return dot ? dot + 1 : path;
-}
-
 static tsr_status list_candidates(tsr_text *out, const selection *s)
 {
-    const char **names;
-    uint64_t count;
-    TSR_TRY(linear_names(&names, &count, s));
+    TSR_AUTO_FREE const char **names = malloc((s->module_count + 1) * sizeof *names);
+    uint64_t count = 0;
+    if (!names)
+        return tsr_fail(TSR_ENOMEM, "no memory for %llu module names", (ull)s->module_count);
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (s->module[i].linear)
+            names[count++] = last_part(s->module[i].path);
+    count = tsr_set_sort_names(names, count);
     for (uint64_t i = 0; i < count; i++)
         tsr_text_printf(out, "%s%s", i ? ", " : "", names[i]);
     for (uint64_t i = 0; i < s->module_count; i++)
@@ -284,8 +225,7 @@ static tsr_status list_candidates(tsr_text *out, const selection *s)
         if (s->module[i].experts &&
             (i == 0 || !s->module[i - 1].experts ||
              layer_of(s->module[i].path) == layer_of(s->module[i - 1].path)))
-            tsr_text_printf(out, ", %s", below_layer(s->module[i].path));
-    free(names);
+            tsr_text_printf(out, ", %s", tsr_set_below_layer(s->module[i].path));
     return TSR_OK;
 }
 
@@ -345,6 +285,7 @@ static tsr_status choose(selection *s)
         TSR_TRY(tsr_path_regex_create(&s->target, TARGET_KEY, spec->target.regex, false));
     if (spec->exclude.regex)
         TSR_TRY(tsr_path_regex_create(&s->exclude, EXCLUDE_KEY, spec->exclude.regex, false));
+    TSR_TRY(tsr_set_check_routers(s));
     for (uint64_t i = 0; i < s->module_count; i++)
         TSR_TRY(choose_module(s, i));
     return report_choice(s);
@@ -384,8 +325,8 @@ static tsr_status apply_key(const selection *s, const char *pattern_name,
     return status;
 }
 
-/* value[i] for every module: the pattern's, else `fallback`. */
-static tsr_status apply_pattern(double *value, const selection *s, const char *name,
+/* value[i] for every module: the pattern's, else `fallback`, or of_experts; said[i]: it is one of the first two. */
+static tsr_status apply_pattern(double *value, bool *said, const selection *s, const char *name,
                                 const tsr_adapter_pattern *pattern, uint64_t count, double fallback,
                                 double of_experts)
 {
@@ -395,9 +336,11 @@ static tsr_status apply_pattern(double *value, const selection *s, const char *n
         return tsr_fail(TSR_ENOMEM, "no memory for %s over %llu modules", name,
                         (ull)s->module_count);
     for (uint64_t i = 0; i < s->module_count; i++)
-        value[i] = s->module[i].experts ? of_experts : fallback;
+        value[i] = s->module[i].experts ? of_experts * tsr_set_factor(s, &s->module[i]) : fallback;
     for (uint64_t k = 0; k < count && status == TSR_OK; k++)
         status = apply_key(s, name, &pattern[k], value, by);
+    for (uint64_t i = 0; i < s->module_count; i++)
+        said[i] = by[i] || value[i] == fallback;
     free(by);
     return status;
 }
@@ -407,13 +350,23 @@ static tsr_status build_adapters(tsr_adapter_set *set, const selection *s)
     const tsr_adapter_spec *spec = s->spec;
     TSR_AUTO_FREE double *rank = malloc((s->module_count + 1) * sizeof *rank);
     TSR_AUTO_FREE double *alpha = malloc((s->module_count + 1) * sizeof *alpha);
+    TSR_AUTO_FREE bool *said = calloc(2 * s->module_count + 1, sizeof *said);
+    bool *alpha_said = said + s->module_count;
     set->adapter = calloc(s->module_count + 1, sizeof *set->adapter);
-    if (!rank || !alpha || !set->adapter)
+    if (!rank || !alpha || !said || !set->adapter)
         return tsr_fail(TSR_ENOMEM, "no memory for %llu adapters", (ull)s->module_count);
-    TSR_TRY(apply_pattern(rank, s, "rank_pattern", spec->rank_pattern, spec->rank_pattern_count,
-                          (double)spec->r, (double)(spec->expert_r ? spec->expert_r : spec->r)));
-    TSR_TRY(apply_pattern(alpha, s, "alpha_pattern", spec->alpha_pattern, spec->alpha_pattern_count,
-                          spec->alpha, spec->expert_alpha > 0 ? spec->expert_alpha : spec->alpha));
+    TSR_TRY(apply_pattern(rank, said, s, "rank_pattern", spec->rank_pattern,
+                          spec->rank_pattern_count, (double)spec->r,
+                          (double)(spec->expert_r ? spec->expert_r : spec->r)));
+    TSR_TRY(apply_pattern(alpha, alpha_said, s, "alpha_pattern", spec->alpha_pattern,
+                          spec->alpha_pattern_count, spec->alpha,
+                          spec->expert_alpha > 0 ? spec->expert_alpha : spec->alpha));
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (s->chosen[i] && s->module[i].experts)
+            TSR_TRY(check_rank(EXPERT_RANK_KEY, NULL, rank[i]));
+    TSR_TRY(tsr_set_build_patterns(&set->expert_r, &set->expert_r_count, s, rank, said));
+    TSR_TRY(
+        tsr_set_build_patterns(&set->expert_alpha, &set->expert_alpha_count, s, alpha, alpha_said));
     for (uint64_t i = 0; i < s->module_count; i++)
         if (s->chosen[i])
             set->adapter[set->count++] = (tsr_adapter){
@@ -451,22 +404,30 @@ static void warn_of_rank(const tsr_adapter_set *set, const selection *s)
         (ull)m->in_features);
 }
 
-/* The names for adapter_config.json. */
+/* The names for adapter_config.json, at most one a module and a target. Where PEFT would take some of linears for those of
+ * experts, those of no linear are left out, and for an expression stand the paths that it matches. */
+static uint64_t list_targets(const char **names, const selection *s)
+{
+    const tsr_adapter_match *target = &s->spec->target;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < target->count; i++)
+        if (s->used[i] || !s->were_linears)
+            names[count++] = target->names[i];
+    for (uint64_t i = 0; i < s->module_count; i++) {
+        const tsr_adapter_module *m = &s->module[i];
+        if (s->all_linear && m->linear && (!s->were_linears || s->chosen[i]))
+            names[count++] = last_part(m->path);
+        if (target->regex && s->were_linears && s->chosen[i] && !m->experts)
+            names[count++] = m->path;
+    }
+    return tsr_set_sort_names(names, count);
+}
+
 static tsr_status build_targets(tsr_adapter_set *set, const selection *s)
 {
-    tsr_status status = TSR_OK;
-    const char **names = NULL;
-    uint64_t count = s->spec->target.count;
-    if (s->all_linear) {
-        TSR_TRY(linear_names(&names, &count, s));
-    } else {
-        names = malloc((count + 1) * sizeof *names);
-        if (!names)
-            return tsr_fail(TSR_ENOMEM, "no memory for %llu target names", (ull)count);
-        for (uint64_t i = 0; i < count; i++)
-            names[i] = s->spec->target.names[i];
-        count = sort_names(names, count);
-    }
+    TSR_AUTO_FREE const char **names =
+        malloc((s->spec->target.count + s->module_count + 1) * sizeof *names);
+    uint64_t count = names ? list_targets(names, s) : 0;
     set->target = calloc(count + 1, sizeof *set->target);
     for (uint64_t i = 0; set->target && i < count; i++) {
         set->target[i] = strdup(names[i]);
@@ -474,37 +435,9 @@ static tsr_status build_targets(tsr_adapter_set *set, const selection *s)
             break;
         set->target_count++;
     }
-    if (set->target_count < count || !set->target)
-        status = tsr_fail(TSR_ENOMEM, "no memory for %llu target names", (ull)count);
-    free(names);
-    return status;
-}
-
-/* target_parameters: as given, or of all-linear what the layers have. */
-static tsr_status build_parameters(tsr_adapter_set *set, const selection *s)
-{
-    const tsr_adapter_spec *spec = s->spec;
-    TSR_AUTO_FREE const char **names =
-        malloc((spec->parameter_count + s->module_count + 1) * sizeof *names);
-    uint64_t count = 0;
-    if (!names)
-        return tsr_fail(TSR_ENOMEM, "no memory for names of parameters");
-    for (uint64_t i = 0; i < spec->parameter_count; i++)
-        names[count++] = spec->parameter[i];
-    for (uint64_t i = 0; !spec->parameter_count && i < s->module_count; i++)
-        if (s->chosen[i] && s->module[i].experts)
-            names[count++] = below_layer(s->module[i].path);
-    count = sort_names(names, count);
-    set->parameter = calloc(count + 1, sizeof *set->parameter);
-    for (uint64_t i = 0; set->parameter && i < count; i++) {
-        set->parameter[i] = strdup(names[i]);
-        if (!set->parameter[i])
-            break;
-        set->parameter_count++;
-    }
-    return set->parameter_count == count && set->parameter
+    return names && set->target && set->target_count == count
                ? TSR_OK
-               : tsr_fail(TSR_ENOMEM, "no memory for names of parameters");
+               : tsr_fail(TSR_ENOMEM, "no memory for %llu target names", (ull)count);
 }
 
 /* All expressions may look at all paths. */
@@ -526,8 +459,9 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
     selection s = {
         .spec = spec, .module = modules, .module_count = module_count, .budget = &budget};
     begin_budget(&budget, &s);
-    s.all_linear = spec->all_linear ||
+    s.all_linear = spec->all_linear || spec->all_linear_peft ||
                    (!spec->target.regex && spec->target.count == 0 && spec->parameter_count == 0);
+    tsr_set_look_for_linears(&s);
     tsr_status status = check_spec(&s);
     if (status < 0)
         return status;
@@ -545,7 +479,7 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
     if (status == TSR_OK)
         status = build_targets(&set, &s);
     if (status == TSR_OK)
-        status = build_parameters(&set, &s);
+        status = tsr_set_build_parameters(&set, &s);
     if (status == TSR_OK)
         *out = set;
     else
@@ -569,6 +503,12 @@ void tsr_adapter_set_free(tsr_adapter_set *set)
         free(set->parameter[i]);
     free(set->target);
     free(set->parameter);
+    for (uint64_t i = 0; i < set->expert_r_count; i++)
+        free((char *)set->expert_r[i].key);
+    for (uint64_t i = 0; i < set->expert_alpha_count; i++)
+        free((char *)set->expert_alpha[i].key);
+    free(set->expert_r);
+    free(set->expert_alpha);
     free(set->adapter);
     *set = (tsr_adapter_set){0};
 }

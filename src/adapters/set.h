@@ -25,9 +25,12 @@ typedef struct {
     const char *path; /* "model.layers.3.mlp.up_proj" */
     uint64_t in_features, out_features;
     bool linear;             /* a linear of a decoder layer: may have an adapter */
-    bool router;             /* it chooses experts: none */
+    bool router;             /* it chooses experts: never one */
     tsr_adapter_table table; /* may have a LoRA where a target names it */
     uint64_t experts;        /* a parameter of so many matrices: may have a LoRA on each; 0: none */
+    int parts;               /* of each of those matrices: 2 of gate and up */
+    bool
+        was_linears; /* each part of each expert once was a linear of its own, for which PEFT still takes names */
 } tsr_adapter_module;
 
 /* A list of names, or one regular expression, or neither (count 0 and regex NULL). */
@@ -46,13 +49,17 @@ typedef struct {
     uint64_t r;   /* 1 .. TSR_ADAPTER_MAX_RANK */
     double alpha; /* lora_alpha, > 0 */
     bool rslora, dora;
-    double dropout;           /* [0, 1) */
-    bool all_linear;          /* target_modules: all-linear; `target` is then empty */
+    double dropout;  /* [0, 1) */
+    bool all_linear; /* target_modules: all-linear; `target` is then empty */
+    bool
+        all_linear_peft; /* what PEFT makes of all-linear for a model with experts, but for the routers: likewise */
     tsr_adapter_match target; /* neither form: all-linear */
     tsr_adapter_match exclude;
-    /* target_parameters: ends of paths of experts' parameters. all-linear means all of these too, but with DoRA. */
+    /* target_parameters: ends of paths of experts' parameters, which neither layers nor exclude limit, as in PEFT. Where
+     * they are not given, all-linear means all of these too, but with DoRA. */
     const char *const *parameter;
     uint64_t parameter_count;
+    bool parameters_given;
     uint64_t expert_r;   /* of each expert; 0: r */
     double expert_alpha; /* 0: alpha */
     const tsr_adapter_pattern *rank_pattern;
@@ -83,12 +90,15 @@ typedef struct {
     uint64_t target_count;
     char **parameter; /* target_parameters likewise */
     uint64_t parameter_count;
+    /* Ranks and alphas of experts that neither r, alpha nor a pattern of the specification says. */
+    tsr_adapter_pattern *expert_r, *expert_alpha;
+    uint64_t expert_r_count, expert_alpha_count;
 } tsr_adapter_set;
 
 /* On success *out is the caller's, to be freed by tsr_adapter_set_free; on failure untouched.
  * TSR_ECONFIG, naming the key: nothing matched (with the candidates), a target that is not a linear
  * of a layer, a bad regular expression, two keys of one pattern with different values for one
- * module, DoRA on a table or on experts, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
+ * module, DoRA on a table or on experts, dropout on experts, a router, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
  * dropout out of range. A target, an exclusion or a pattern key that matches nothing is a warning in
  * the log, and so is a rank above the smaller side of a linear. */
 tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *spec,

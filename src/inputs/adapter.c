@@ -1,5 +1,6 @@
 #include "inputs/adapter.h"
 
+#include "inputs/adapter_experts.h"
 #include "inputs/adapter_tables.h"
 
 #include "base/auto.h"
@@ -105,7 +106,7 @@ static bool is_all_linear(char *const *names, uint64_t count, const model_module
 static bool targets_all_linear(const tsr_peft_config *peft, const model_modules *of)
 {
     const tsr_peft_match *target = &peft->target;
-    return peft->all_linear || (!target->regex && !target->count) ||
+    return peft->all_linear || (!target->regex && !target->count && !peft->parameter.count) ||
            (!target->regex && is_all_linear(target->names, target->count, of));
 }
 
@@ -143,19 +144,27 @@ static tsr_adapter_spec choice_of(const tsr_peft_config *peft)
         .target = {(const char *const *)peft->target.names, peft->target.count, peft->target.regex},
         .exclude = {(const char *const *)peft->exclude.names, peft->exclude.count,
                     peft->exclude.regex},
+        .parameter = (const char *const *)peft->parameter.names,
+        .parameter_count = peft->parameter.count,
+        .parameters_given = true,
         .layers = peft->layers_to_transform,
         .layer_count = peft->layer_count};
 }
 
 /* Whether lora_target_modules means the adapter's modules in other words: of a text decoder beside towers each is
  * written with its whole name. */
-static bool same_choice(const tsr_config_modules *own, const tsr_peft_config *peft,
+static bool same_choice(const tsr_config *config, const tsr_peft_config *peft,
                         const model_modules *of)
 {
+    const tsr_config_modules *own = &config->lora_target_modules;
     tsr_adapter_spec theirs = choice_of(peft), ours = theirs;
     tsr_adapter_set a = {0}, b = {0};
     ours.all_linear = own->kind == TSR_CONFIG_MODULES_ALL_LINEAR;
-    ours.target = ours.all_linear ? (tsr_adapter_match){0} : match(own);
+    ours.all_linear_peft = own->kind == TSR_CONFIG_MODULES_ALL_LINEAR_PEFT;
+    ours.target = ours.all_linear || ours.all_linear_peft ? (tsr_adapter_match){0} : match(own);
+    ours.parameters_given = config->lora_target_parameters.items != NULL;
+    if ((ours.all_linear || ours.all_linear_peft) && !ours.parameters_given)
+        ours.parameter_count = 0;
     bool same = tsr_adapter_set_make(&a, &theirs, of->item, of->count) == TSR_OK &&
                 tsr_adapter_set_make(&b, &ours, of->item, of->count) == TSR_OK &&
                 a.count == b.count;
@@ -166,20 +175,44 @@ static bool same_choice(const tsr_config_modules *own, const tsr_peft_config *pe
     return same;
 }
 
+/* Those of the file that are of experts may stand in expert_lora_r and expert_lora_alpha instead. */
 static bool same_patterns(const tsr_config_patterns *own, const tsr_peft_pattern *other,
-                          uint64_t count, double factor)
+                          uint64_t count, double factor, const tsr_peft_match *parameter)
 {
-    if ((uint64_t)own->count != count)
-        return false;
+    int found = 0;
     for (uint64_t i = 0; i < count; i++) {
-        bool found = false;
-        for (int j = 0; j < own->count && !found; j++)
-            found = !strcmp(own->items[j].name, other[i].key) &&
-                    same_number(own->items[j].value, other[i].value, factor);
-        if (!found)
+        int j = 0;
+        while (j < own->count && (strcmp(own->items[j].name, other[i].key) != 0 ||
+                                  !same_number(own->items[j].value, other[i].value, factor)))
+            j++;
+        found += j < own->count;
+        if (j == own->count && !tsr_adapter_experts_has(parameter, other[i].key))
             return false;
     }
-    return true;
+    return found == own->count;
+}
+
+static bool has_experts(const model_modules *of)
+{
+    for (uint64_t i = 0; i < of->count; i++)
+        if (of->item[i].experts)
+            return true;
+    return false;
+}
+
+/* Whether lora_target_modules means the modules of the adapter. */
+static bool same_targets(const tsr_config *config, const tsr_peft_config *peft,
+                         const model_modules *of)
+{
+    const tsr_config_modules *own = &config->lora_target_modules;
+    bool peft_word = own->kind == TSR_CONFIG_MODULES_ALL_LINEAR_PEFT;
+    bool all = targets_all_linear(peft, of) &&
+               (config->lora_target_parameters.items || peft->use_dora ||
+                tsr_adapter_experts_all(&peft->parameter, of->item, of->count));
+    if (!tsr_config_is_set(config, "lora_target_modules"))
+        return true;
+    return (!peft_word && same_modules(own, &peft->target, all)) ||
+           ((of->composite || has_experts(of)) && same_choice(config, peft, of));
 }
 
 static bool same_ids(const tsr_config_ints *own, const int64_t *other, uint64_t count)
@@ -202,15 +235,16 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
     } keys[] = {
         {"use_rslora", config->use_rslora == peft->use_rslora},
         {"use_dora", config->use_dora || !peft->use_dora}, /* may add magnitudes, not drop them */
-        {"lora_target_modules",
-         same_modules(&config->lora_target_modules, &peft->target, targets_all_linear(peft, of)) ||
-             (of->composite && tsr_config_is_set(config, "lora_target_modules") &&
-              same_choice(&config->lora_target_modules, peft, of))},
+        {"lora_target_modules", same_targets(config, peft, of)},
+        {"lora_target_parameters",
+         !config->lora_target_parameters.items ||
+             tsr_adapter_experts_same(&config->lora_target_parameters, &peft->parameter, of->item,
+                                      of->count)},
         {"exclude_modules", same_modules(&config->exclude_modules, &peft->exclude, false)},
         {"rank_pattern", same_patterns(&config->rank_pattern, peft->rank_pattern,
-                                       peft->rank_pattern_count, by_rank)},
+                                       peft->rank_pattern_count, by_rank, &peft->parameter)},
         {"alpha_pattern", same_patterns(&config->alpha_pattern, peft->alpha_pattern,
-                                        peft->alpha_pattern_count, by_alpha)},
+                                        peft->alpha_pattern_count, by_alpha, &peft->parameter)},
         {"layers_to_transform",
          same_ids(&config->layers_to_transform, peft->layers_to_transform, peft->layer_count)},
         {"trainable_token_indices", same_ids(&config->trainable_token_indices.embedding,
@@ -237,7 +271,7 @@ static tsr_config_modules modules_of(struct tsr_config_store *store, const tsr_p
                                       : match->count ? TSR_CONFIG_MODULES_LIST
                                                      : TSR_CONFIG_MODULES_NONE};
     uint64_t count = match->regex ? 1 : match->count;
-    out.names.items = tsr_config_store_allocate(store, count * sizeof *out.names.items);
+    out.names.items = tsr_config_store_allocate(store, (count + 1) * sizeof *out.names.items);
     for (uint64_t i = 0; out.names.items && i < count; i++)
         out.names.items[i] =
             tsr_config_store_copy(store, match->regex ? match->regex : match->names[i]);
@@ -276,6 +310,8 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
             targets_all_linear(peft, of)
                 ? (tsr_config_modules){.kind = TSR_CONFIG_MODULES_ALL_LINEAR}
                 : modules_of(store, &peft->target);
+    if (!config->lora_target_parameters.items && has_experts(of)) /* none is an empty list */
+        config->lora_target_parameters = modules_of(store, &peft->parameter).names;
     if (!tsr_config_is_set(config, "exclude_modules"))
         config->exclude_modules = modules_of(store, &peft->exclude);
     if (!tsr_config_is_set(config, "rank_pattern"))
@@ -354,8 +390,14 @@ static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *conf
         .alpha_pattern = adapter->patterns + ranks,
         .alpha_pattern_count = (uint64_t)alphas,
         .layers = config->layers_to_transform.count ? config->layers_to_transform.items : NULL,
-        .layer_count = (uint64_t)config->layers_to_transform.count};
-    if (!adapter->spec.all_linear)
+        .layer_count = (uint64_t)config->layers_to_transform.count,
+        .all_linear_peft = config->lora_target_modules.kind == TSR_CONFIG_MODULES_ALL_LINEAR_PEFT,
+        .parameter = (const char *const *)config->lora_target_parameters.items,
+        .parameter_count = (uint64_t)config->lora_target_parameters.count,
+        .parameters_given = config->lora_target_parameters.items != NULL,
+        .expert_r = (uint64_t)config->expert_lora_r,
+        .expert_alpha = config->expert_lora_alpha};
+    if (!adapter->spec.all_linear && !adapter->spec.all_linear_peft)
         adapter->spec.target = match(&config->lora_target_modules);
     if (config->exclude_modules.kind != TSR_CONFIG_MODULES_NONE)
         adapter->spec.exclude = match(&config->exclude_modules);
@@ -364,8 +406,8 @@ static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *conf
 
 /* Every module of the set is in the file with the right shapes, and the other way round. */
 static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_config *config,
-                                const tsr_adapter_module *modules, const tsr_composite *composite,
-                                bool tied)
+                                const tsr_adapter_module *modules, uint64_t module_count,
+                                const tsr_composite *composite, bool tied)
 {
     const char *directory = config->init_adapter;
     uint64_t saved = 0;
@@ -379,6 +421,10 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
                             "%s: adapter_config.json names %s, but " TSR_PEFT_WEIGHTS_FILE
                             " has no tensors for it",
                             directory, module->path);
+        if (a->experts) {
+            TSR_TRY(tsr_adapter_experts_check(stored, a, module, directory));
+            continue;
+        }
         if (stored->r != a->r || stored->in_features != module->in_features ||
             stored->out_features != module->out_features)
             return tsr_fail(TSR_EDATA,
@@ -402,6 +448,8 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
         known = tsr_adapter_tables_has(adapter, tsr_peft_module_at(adapter->init, i));
         for (uint64_t j = 0; j < adapter->set.count && !known; j++)
             known = !strcmp(modules[adapter->set.adapter[j].module].path, path);
+        if (!known)
+            TSR_TRY(tsr_adapter_experts_unknown(adapter, path, modules, module_count, directory));
         if (!known)
             return tsr_fail(TSR_EDATA,
                             "%s: " TSR_PEFT_WEIGHTS_FILE
@@ -465,16 +513,16 @@ static tsr_status name_each(tsr_train_adapter *adapter, const tsr_adapter_module
     free(set->target);
     set->target_count = 0;
     set->target = calloc(set->count + 1, sizeof *set->target);
-    while (set->target && set->target_count < set->count) {
-        set->target[set->target_count] =
-            strdup(modules[set->adapter[set->target_count].module].path);
-        if (!set->target[set->target_count])
-            break;
-        set->target_count++;
+    for (uint64_t i = 0; set->target && i < set->count; i++) {
+        if (set->adapter[i].experts) /* no tower has such parameters */
+            continue;
+        char *name = strdup(modules[set->adapter[i].module].path);
+        if (!name)
+            return tsr_fail(TSR_ENOMEM, "out of memory for target names");
+        set->target[set->target_count++] = name;
     }
     adapter->each_named = true;
-    return set->target_count == set->count ? TSR_OK
-                                           : tsr_fail(TSR_ENOMEM, "out of memory for target names");
+    return set->target ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for target names");
 }
 
 tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bool needed,
@@ -500,10 +548,14 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
         status = tsr_adapter_set_make(&adapter.set, &adapter.spec, of.item, module_count);
     if (status == TSR_OK && adapter.present)
         status = tsr_adapter_tables_check(&adapter, config);
+    if (status == TSR_OK && adapter.present)
+        status = tsr_adapter_experts_agree(&adapter, config, of.item, module_count);
     if (status == TSR_OK && adapter.present && composite)
         status = name_each(&adapter, modules);
     if (status == TSR_OK && adapter.init)
-        status = check_tensors(&adapter, config, modules, composite, tied);
+        status = tsr_adapter_experts_name(&adapter, modules);
+    if (status == TSR_OK && adapter.init)
+        status = check_tensors(&adapter, config, modules, module_count, composite, tied);
     if (of.item != modules)
         tsr_layout_modules_free((tsr_adapter_module *)of.item, module_count);
     if (status < 0) {
@@ -537,7 +589,7 @@ tsr_status tsr_train_adapter_like(tsr_adapter_set *out, const tsr_train_adapter 
                                   const tsr_adapter_module *modules, uint64_t module_count)
 {
     tsr_adapter_spec spec = adapter->spec;
-    if (!adapter->each_named || spec.all_linear)
+    if (!adapter->each_named || spec.all_linear || spec.all_linear_peft)
         return tsr_adapter_set_make(out, &spec, modules, module_count);
     TSR_TRY(last_parts(&spec.target, &adapter->set));
     tsr_status status = tsr_adapter_set_make(out, &spec, modules, module_count);
@@ -558,22 +610,30 @@ bool tsr_train_adapter_is_principal(const tsr_train_adapter *adapter)
     return adapter->present && !adapter->init && adapter->start == TSR_START_PRINCIPAL;
 }
 
+static void put_patterns(tsr_peft_pattern *out, const tsr_adapter_pattern *from, uint64_t count,
+                         double factor)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = (tsr_peft_pattern){(char *)from[i].key, from[i].value * factor};
+}
+
 tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapter *adapter,
                                     const tsr_config *config)
 {
     const tsr_adapter_spec *spec = &adapter->spec;
-    uint64_t ranks = spec->rank_pattern_count, alphas = spec->alpha_pattern_count;
+    const tsr_adapter_set *set = &adapter->set;
+    uint64_t own_ranks = spec->rank_pattern_count, own_alphas = spec->alpha_pattern_count;
+    uint64_t ranks = own_ranks + set->expert_r_count, alphas = own_alphas + set->expert_alpha_count;
     tsr_peft_pattern *patterns = calloc(ranks + alphas + 1, sizeof *patterns);
     if (!patterns)
         return tsr_fail(TSR_ENOMEM, "out of memory for the adapter's patterns");
     /* The scale stays what it is: alpha / r, or alpha / sqrt(r). */
     bool twice = tsr_train_adapter_is_principal(adapter);
     double by_alpha = !twice ? 1 : spec->rslora ? sqrt(2) : 2;
-    for (uint64_t i = 0; i < ranks + alphas; i++)
-        patterns[i] = (tsr_peft_pattern){(char *)adapter->patterns[i].key,
-                                         adapter->patterns[i].value * (i >= ranks ? by_alpha
-                                                                       : twice    ? 2
-                                                                                  : 1)};
+    put_patterns(patterns, adapter->spec.rank_pattern, own_ranks, twice ? 2 : 1);
+    put_patterns(patterns + own_ranks, set->expert_r, set->expert_r_count, 1);
+    put_patterns(patterns + ranks, adapter->spec.alpha_pattern, own_alphas, by_alpha);
+    put_patterns(patterns + ranks + own_alphas, set->expert_alpha, set->expert_alpha_count, 1);
     *out = (tsr_peft_config){
         .base_model_name_or_path = (char *)config->model_name_or_path,
         .r = twice ? 2 * spec->r : spec->r,
@@ -581,10 +641,11 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
         .lora_dropout = spec->dropout,
         .use_rslora = spec->rslora,
         .use_dora = spec->dora,
-        .target = {adapter->set.target, adapter->set.target_count,
-                   adapter->each_named ? NULL : (char *)spec->target.regex},
+        .target = {set->target, set->target_count,
+                   set->target_count ? NULL : (char *)spec->target.regex},
         .beside_towers = adapter->each_named,
         .exclude = {(char **)spec->exclude.names, spec->exclude.count, (char *)spec->exclude.regex},
+        .parameter = {set->parameter, set->parameter_count, NULL},
         .save = {(char **)config->modules_to_save.items, (uint64_t)config->modules_to_save.count,
                  NULL},
         .embedding_tokens = config->trainable_token_indices.embedding.items,

@@ -118,9 +118,12 @@ static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
     return TSR_OK;
 }
 
-static tsr_status check_module(tsr_peft_module *module, bool dora, const char *file)
+static tsr_status check_module(tsr_peft_module *module, const tsr_peft_config *config,
+                               const char *file)
 {
     const tsr_tensor *a = module->a, *b = module->b, *m = module->magnitude;
+    bool dora = config->use_dora,
+         experts = config->parameter.count > 0; /* rank and count are one */
     char shown_a[TSR_SHAPE_TEXT_BYTES], shown_b[TSR_SHAPE_TEXT_BYTES];
     const tsr_tensor *other = module->whole ? module->whole : module->rows;
     if (other && (a || b || m || (module->whole && module->rows)))
@@ -140,7 +143,7 @@ static tsr_status check_module(tsr_peft_module *module, bool dora, const char *f
         return tsr_fail(TSR_EDATA, "%s: module '%s': lora_A %s and lora_B %s do not have one rank",
                         file, module->path, tsr_shape_text(shown_a, a->shape, 2),
                         tsr_shape_text(shown_b, b->shape, 2));
-    if (a->shape[0] > TSR_PEFT_MAX_RANK)
+    if (a->shape[0] > TSR_PEFT_MAX_RANK && !experts)
         return tsr_fail(TSR_EDATA, "%s: module '%s' has rank %" PRIu64 ", at most %d is supported",
                         file, module->path, a->shape[0], TSR_PEFT_MAX_RANK);
     if (dora && !m)
@@ -179,7 +182,7 @@ static tsr_status open_weights(tsr_peft *peft, const char *path)
     for (uint64_t i = 0; i < count; i++)
         TSR_TRY(add_tensor(peft, tsr_safetensors_at(peft->file, i)));
     for (uint64_t i = 0; i < peft->count; i++)
-        TSR_TRY(check_module(&peft->modules[i], peft->config.use_dora, path));
+        TSR_TRY(check_module(&peft->modules[i], &peft->config, path));
     qsort(peft->modules, peft->count, sizeof *peft->modules, by_path);
     return TSR_OK;
 }
@@ -270,6 +273,21 @@ const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *pa
 {
     tsr_peft_module wanted = {.path = path};
     return bsearch(&wanted, peft->modules, peft->count, sizeof wanted, by_path);
+}
+
+tsr_status tsr_peft_rename_module(tsr_peft *peft, const char *from, const char *to)
+{
+    const tsr_peft_module *found = tsr_peft_module_find(peft, from);
+    if (!found)
+        return TSR_OK;
+    char *renamed = strdup(to);
+    if (!renamed)
+        return tsr_fail(TSR_ENOMEM, "no memory for the name of the adapter of %s", to);
+    tsr_peft_module *module = &peft->modules[found - peft->modules];
+    free((char *)module->path);
+    module->path = renamed;
+    qsort(peft->modules, peft->count, sizeof *peft->modules, by_path);
+    return TSR_OK;
 }
 
 tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to)

@@ -44,7 +44,8 @@ typedef struct {
     uint64_t alpha_pattern_count;
     int64_t *layers_to_transform; /* NULL: all */
     uint64_t layer_count;
-    tsr_peft_match save; /* modules_to_save: names of modules that are trained whole */
+    tsr_peft_match save;      /* modules_to_save: names of modules that are trained whole */
+    tsr_peft_match parameter; /* target_parameters: names of experts' parameters, never a regex */
     /* trainable_token_indices, in the order of the rows: of the embedding and of the head. With none of the head it is
      * written as a list. */
     int64_t *embedding_tokens, *head_tokens;
@@ -95,9 +96,20 @@ const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *pa
 /* Modules whose paths begin with `from` get `to` instead. */
 tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to);
 
-/* peft_experts.c: elements [first, first + count) of B as [experts, out, r] of a file's lora_B [out, r experts]. */
-tsr_status tsr_peft_read_expert_b(float *out, const tsr_tensor *stored, uint64_t experts,
-                                  uint64_t first, uint64_t count);
+/* The module of that path, if there is one, gets another. */
+tsr_status tsr_peft_rename_module(tsr_peft *peft, const char *from, const char *to);
+
+/* B of all experts in memory, [experts, rows, r], and in a file's lora_B, [rows, r experts]. */
+typedef struct {
+    uint64_t experts, rows, r;
+    bool by_turns; /* the two halves of the rows alternate in the file */
+} tsr_peft_expert_b;
+
+/* peft_experts.c: elements [first, first + count) as in memory, out of a file's tensor or into one. */
+tsr_status tsr_peft_read_expert_b(float *out, const tsr_tensor *stored,
+                                  const tsr_peft_expert_b *shape, uint64_t first, uint64_t count);
+void tsr_peft_put_expert_b(float *file, const float *values, const tsr_peft_expert_b *shape,
+                           uint64_t first, uint64_t count);
 
 /* EMBEDDING_A, _B: of an embedding's LoRA, [r, rows] and [columns, r]; WHOLE: of a module that modules_to_save trains; ROWS: of one that trainable_token_indices has rows of. */
 typedef enum {

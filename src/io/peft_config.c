@@ -41,7 +41,6 @@ static const struct {
     {"peft_version", "\"0.21.0\"", true},
     {"qalora_group_size", "16", true},
     {"revision", "null", true},
-    {"target_parameters", "null"},
     {"task_type", "\"CAUSAL_LM\""},
     {"use_bdlora", "null"},
     {"use_qalora", "false"},
@@ -50,19 +49,13 @@ static const struct {
 
 /* Read into tsr_peft_config. */
 static const char *const acted_on[] = {
-    "alpha_pattern",
-    "base_model_name_or_path",
-    "exclude_modules",
-    "layers_to_transform",
-    "lora_alpha",
-    "lora_dropout",
-    "modules_to_save",
-    "r",
-    "rank_pattern",
-    "target_modules",
-    "trainable_token_indices",
-    "use_dora",
-    "use_rslora",
+    "alpha_pattern",     "base_model_name_or_path",
+    "exclude_modules",   "layers_to_transform",
+    "lora_alpha",        "lora_dropout",
+    "modules_to_save",   "r",
+    "rank_pattern",      "target_modules",
+    "target_parameters", "trainable_token_indices",
+    "use_dora",          "use_rslora",
 };
 
 #define FIXED_COUNT    (sizeof fixed / sizeof *fixed)
@@ -162,6 +155,16 @@ static tsr_status read_match(tsr_peft_match *out, const json_t *root, const char
         out->count++;
     }
     return TSR_OK;
+}
+
+/* A list of names, and nothing else. */
+static tsr_status read_list(tsr_peft_match *out, const json_t *root, const char *key,
+                            const char *place)
+{
+    TSR_TRY(read_match(out, root, key, place));
+    return !out->regex ? TSR_OK
+                       : tsr_fail(TSR_EDATA, "%s: key '%s' is \"%s\", expected a list of names",
+                                  place, key, out->regex);
 }
 
 static tsr_status read_pattern(tsr_peft_pattern **out, uint64_t *count, const json_t *root,
@@ -311,16 +314,14 @@ static tsr_status read_all(tsr_peft_config *out, const json_t *root, const char 
     TSR_TRY(read_scalars(out, root, place));
     TSR_TRY(read_match(&out->target, root, "target_modules", place));
     TSR_TRY(read_match(&out->exclude, root, "exclude_modules", place));
-    TSR_TRY(read_match(&out->save, root, "modules_to_save", place));
-    if (out->save.regex)
-        return tsr_fail(TSR_EDATA, "%s: key 'modules_to_save' is \"%s\", expected a list of names",
-                        place, out->save.regex);
+    TSR_TRY(read_list(&out->save, root, "modules_to_save", place));
+    TSR_TRY(read_list(&out->parameter, root, "target_parameters", place));
     if (out->target.regex && !strcmp(out->target.regex, "all-linear")) {
         out->all_linear = true;
         free(out->target.regex);
         out->target.regex = NULL;
     }
-    if (!out->all_linear && !out->target.regex && !out->target.count)
+    if (!out->all_linear && !out->target.regex && !out->target.count && !out->parameter.count)
         return tsr_fail(TSR_EDATA, "%s: key 'target_modules' names no module", place);
     TSR_TRY(
         read_pattern(&out->rank_pattern, &out->rank_pattern_count, root, "rank_pattern", place));
@@ -372,6 +373,7 @@ void tsr_peft_config_free(tsr_peft_config *config)
     free_match(&config->target);
     free_match(&config->exclude);
     free_match(&config->save);
+    free_match(&config->parameter);
     for (uint64_t i = 0; i < config->rank_pattern_count; i++)
         free(config->rank_pattern[i].key);
     free(config->rank_pattern);
@@ -481,6 +483,8 @@ static json_t *config_value(const tsr_peft_config *config)
                                                               : match_value(&config->target));
     failed = failed || json_object_set_new(root, "exclude_modules", match_value(&config->exclude));
     failed = failed || json_object_set_new(root, "modules_to_save", match_value(&config->save));
+    failed =
+        failed || json_object_set_new(root, "target_parameters", match_value(&config->parameter));
     failed = failed || json_object_set_new(root, "trainable_token_indices", tokens_value(config));
     failed = failed ||
              json_object_set_new(root, "rank_pattern",

@@ -14,7 +14,7 @@ uint64_t tsr_job_part_count(const tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
     uint64_t chunks = (uint64_t)(layout->unit_count - layout->layer_count);
-    return 3 * job->inputs.adapter.set.count + 4 * chunks;
+    return 3 * job->inputs.adapter.set.count + 4 * chunks; /* those of experts have two */
 }
 
 /* What a trainable segment of a table is. */
@@ -29,6 +29,26 @@ static tsr_peft_part table_part(const tsr_layout *layout, int unit, int segment)
     if (lora->r && segment == lora->a)
         return TSR_PEFT_EMBEDDING_A;
     return lora->r && segment == lora->b ? TSR_PEFT_EMBEDDING_B : TSR_PEFT_ROWS;
+}
+
+/* A and B of the adapters on experts, named as PEFT nests its wrappers (inputs/adapter_experts.h). */
+static tsr_status each_of_stacks(const tsr_layout *layout, int unit, tsr_job_part_call *call,
+                                 void *user)
+{
+    const tsr_layout_unit *u = &layout->unit[unit];
+    for (int i = 0; i < tsr_layout_stacks(u); i++) {
+        const tsr_layout_stack *stack = &u->stack[i];
+        tsr_auto_text path = {0};
+        if (!stack->r)
+            continue;
+        tsr_layout_stack_module(&path, u, i);
+        if (path.failed)
+            return tsr_fail(TSR_ENOMEM, "out of memory for the name of the adapter of %s",
+                            stack->path);
+        TSR_TRY(call(user, &(tsr_job_part){unit, stack->a, TSR_PEFT_A, path.data, 0}));
+        TSR_TRY(call(user, &(tsr_job_part){unit, stack->b, TSR_PEFT_B, path.data, 0}));
+    }
+    return TSR_OK;
 }
 
 static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_call *call,
@@ -49,7 +69,7 @@ static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_
             TSR_TRY(
                 call(user, &(tsr_job_part){unit, linear->m, TSR_PEFT_MAGNITUDE, linear->path, 0}));
     }
-    return TSR_OK;
+    return each_of_stacks(layout, unit, call, user);
 }
 
 tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call *call, void *user)
@@ -92,6 +112,24 @@ static void widen(tsr_peft_tensor *tensor, float *data, const tsr_job *job, cons
     tensor->shape[1] *= 2;
 }
 
+/* A gathered tensor in the order of files; the number of its elements. */
+static uint64_t put_stored(float *data, const tsr_job *job, const tsr_job_part *p)
+{
+    const tsr_layout_unit *unit = &job->inputs.layout.unit[p->unit];
+    const tsr_layout_segment *s = &unit->trainable[p->segment];
+    const tsr_layout_stack *stack = s->of_stack ? &unit->stack[s->stack_index] : NULL;
+    tsr_peft_expert_b shape = {s->stack, s->stored_rows, s->stored_columns,
+                               stack && tsr_layout_stack_by_turns(stack)};
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, 0, s->element_count);) {
+        const float *values = job->buffers.unit + run.memory;
+        if (stack && p->part == TSR_PEFT_B)
+            tsr_peft_put_expert_b(data, values, &shape, run.stored, run.count);
+        else
+            memcpy(data + run.stored, values, run.count * sizeof *data);
+    }
+    return (s->stack ? s->stack : 1) * s->stored_rows * s->stored_columns;
+}
+
 /* A gathered tensor, to be written. Rank 0. */
 static tsr_status keep(collected *c, const tsr_job_part *p)
 {
@@ -100,9 +138,7 @@ static tsr_status keep(collected *c, const tsr_job_part *p)
     float *data = job->buffers.adapter + c->used;
     char *name = NULL;
     TSR_TRY(tsr_peft_tensor_name(&name, p->path, p->part));
-    for (tsr_stored_run run = {0}; tsr_stored_next(&run, segment, 0, segment->element_count);)
-        memcpy(data + run.stored, job->buffers.unit + run.memory, run.count * sizeof *data);
-    uint64_t count = segment->stored_rows * segment->stored_columns;
+    uint64_t count = put_stored(data, job, p);
     tsr_status status = tsr_job_check_finite(job, name, data, 0, count);
     if (status < 0) {
         free(name);
@@ -119,8 +155,10 @@ static tsr_status keep(collected *c, const tsr_job_part *p)
                                 .ndim = p->part == TSR_PEFT_MAGNITUDE ? 1 : 2,
                                 .data = data,
                                 .shape = {segment->stored_rows, segment->stored_columns}};
+    if (segment->stack) /* A: one behind the other; B: side by side */
+        tensor->shape[p->part == TSR_PEFT_B] *= segment->stack;
     bool low = p->part == TSR_PEFT_A || p->part == TSR_PEFT_B;
-    bool wide = job->factors && low && job->inputs.layout.unit[p->unit].block;
+    bool wide = job->factors && low && !segment->stack && job->inputs.layout.unit[p->unit].block;
     if (wide)
         widen(tensor, data, job, p);
     c->used += wide ? 2 * count : count;

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/phase.h"
 #include "base/version.h"
+#include "inputs/adapter_experts.h"
 #include "inputs/same.h"
 #include "job/peers.h"
 #include "job/sized.h"
@@ -465,6 +466,7 @@ static tsr_status print_summary(tsr_job *job, char **text)
     tsr_summary summary = summary_of_plan(job);
     summary.architecture = architecture;
     summary.device = device;
+    summary.adapter_note = tsr_adapter_experts_note(&in->adapter, in->modules, in->module_count);
     summary.resumed_step = job->resumed;
     summary.total_before = job->longer.total_before;
     summary.last_rate = job->longer.jumps ? job->longer.last : 0;

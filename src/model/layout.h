@@ -27,6 +27,7 @@
 #define TSR_MODEL_LAYOUT_H
 
 #include "adapters/set.h"
+#include "base/text.h"
 #include "io/checkpoint.h"
 #include "model/arch/config.h"
 #include "model/block.h"
@@ -104,6 +105,12 @@ static inline uint64_t tsr_layout_stack_matrices(const tsr_layout_stack *stack)
     return stack->experts * (uint64_t)stack->parts;
 }
 
+/* Whether files have rows of its two parts by turns. */
+static inline bool tsr_layout_stack_by_turns(const tsr_layout_stack *stack)
+{
+    return stack->files->transposed && stack->parts == 2;
+}
+
 /* The module of one part of an expert, below the layer: "mlp.experts.7.up_proj". */
 void tsr_stack_expert_name(char out[256], const tsr_stack_names *names, uint64_t expert, int part);
 
@@ -150,6 +157,10 @@ static inline int tsr_layout_stacks(const tsr_layout_unit *unit)
 {
     return unit->block ? unit->block->stack_count : 0;
 }
+
+/* The module that PEFT's files call the adapter of a stack of a unit by: that of the parameter, wrapped once for each
+ * later stack of it that has an adapter too. */
+void tsr_layout_stack_module(tsr_text *out, const tsr_layout_unit *unit, int stack);
 
 /* Rows of a table that are trained alone, as trainable_token_indices has them: a trainable segment of the embedding's
  * only chunk. */

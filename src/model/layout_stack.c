@@ -286,3 +286,14 @@ void tsr_layout_adapt_stack(const tsr_layout_builder *b, const tsr_adapter *adap
     if (layer < layout->first_trained)
         layout->first_trained = layer;
 }
+
+void tsr_layout_stack_module(tsr_text *out, const tsr_layout_unit *unit, int stack)
+{
+    const char *path = unit->stack[stack].path;
+    int length = (int)(strrchr(path, '.') - path);
+    tsr_text_printf(out, "%.*s", length, path);
+    for (int i = stack + 1; i < tsr_layout_stacks(unit); i++)
+        if (unit->stack[i].r && !strncmp(unit->stack[i].path, path, (size_t)length + 1) &&
+            !strchr(unit->stack[i].path + length + 1, '.'))
+            tsr_text_puts(out, ".base_layer");
+}

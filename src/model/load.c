@@ -527,7 +527,11 @@ static tsr_status load_stack_part(const beginning *begin, int unit, int stack, i
     if (stored && segment == s->a)
         status = tsr_safetensors_read_f32(part.read, stored, part.from, part.count);
     else if (stored)
-        status = tsr_peft_read_expert_b(part.read, stored, s->experts, part.from, part.count);
+        status = tsr_peft_read_expert_b(part.read, stored,
+                                        &(tsr_peft_expert_b){s->experts, s->out,
+                                                             part.segment->stored_columns,
+                                                             tsr_layout_stack_by_turns(s)},
+                                        part.from, part.count);
     else
         draw_stack(part.read, begin, s, part.segment, part.from, part.count);
     return close_part(&part, status, begin->loader, unit, segment);

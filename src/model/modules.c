@@ -69,6 +69,8 @@ static tsr_status add_stacks(list *to, const tsr_block *block, uint64_t layer)
         TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, false, s->name), NULL));
         tsr_adapter_module *last = &to->module[to->count - 1];
         last->experts = s->experts;
+        last->parts = s->parts;
+        last->was_linears = !s->files->fused;
         last->in_features = s->in;
         last->out_features = s->out;
     }
@@ -120,6 +122,15 @@ static tsr_status add_activations(list *to, const tsr_block *block, uint64_t lay
     return TSR_OK;
 }
 
+static bool is_router(const tsr_block *block, int vector)
+{
+    for (int i = 0; i < block->node_count; i++)
+        if (block->node[i].kind == &tsr_node_route &&
+            block->node[i].weight[TSR_ROUTE_WEIGHT] == vector)
+            return true;
+    return false;
+}
+
 static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
 {
     TSR_TRY(add_below(to, layer, "", 0, NULL));
@@ -131,8 +142,10 @@ static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
     TSR_TRY(add_activations(to, block, layer));
     for (int i = 0; i < block->vector_count; i++) {
         const tsr_vector *v = &block->vector[i];
-        if (!v->one && !v->bare) /* no module: a buffer of the layer, a parameter of one */
-            TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name), NULL));
+        if (v->one || v->bare) /* no module: a buffer of the layer, a parameter of one */
+            continue;
+        TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name), NULL));
+        to->module[to->count - 1].router = is_router(block, i);
     }
     return TSR_OK;
 }

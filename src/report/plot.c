@@ -279,17 +279,18 @@ static void put_dots(tsr_text *out, const panel *p, const tsr_run_metrics *m)
 
 /* ---- the picture ---- */
 
-static void put_head(tsr_text *out, const char *title, int height)
+static void put_head(tsr_text *out, const char *title, bool experts)
 {
+    int height = experts ? HEIGHT + MORE : HEIGHT;
     tsr_text_printf(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
         "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n"
         "<style>.grid{stroke:#ddd}.axis{stroke:#222}path{fill:none;stroke-width:1.5}"
         ".loss{stroke:" LOSS_COLOR "}.eval{stroke:" EVAL_COLOR "}.dot{fill:" EVAL_COLOR
-        "}.rate{stroke:" RATE_COLOR "}.load{stroke:" LOAD_COLOR "}</style>\n"
+        "}.rate{stroke:" RATE_COLOR "}%s</style>\n"
         "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n",
-        WIDTH, height, WIDTH, height, WIDTH, height);
+        WIDTH, height, WIDTH, height, experts ? ".load{stroke:" LOAD_COLOR "}" : "", WIDTH, height);
     put_text(out, LEFT, 24, " font-size=\"15\"", title);
 }
 
@@ -346,7 +347,7 @@ tsr_status tsr_plot_run(tsr_text *svg, const tsr_run_metrics *m, const char *tit
     const panel above = {44, 390, padded(steps, 0), padded(loss, 0.05)};
     const panel below = {424, 546, above.x, nothing};
     const panel lowest = {below.top + MORE, below.bottom + MORE, above.x, nothing};
-    put_head(svg, title, experts ? HEIGHT + MORE : HEIGHT);
+    put_head(svg, title, experts);
     put_legend(svg, m->evaluation_count > 0);
     put_vertical_axis(svg, &above, "loss (nats per label token)");
     put_horizontal_axis(svg, &above, false);

@@ -75,6 +75,8 @@ static void put_adapter(tsr_text *out, const tsr_config *config, const tsr_summa
     }
     tsr_text_puts(out, ", on ");
     put_value(out, config, "lora_target_modules");
+    if (s->adapter_note)
+        tsr_text_printf(out, " %s", s->adapter_note);
     if (s->trainable_count) {
         tsr_text_puts(out, "; ");
         put_count(out, s->trainable_count);

@@ -74,6 +74,12 @@ static void test_defaults(void **state)
     assert_float_equal(c.lora_dropout, 0, 0);
     assert_int_equal(c.lora_target_modules.kind, TSR_CONFIG_MODULES_ALL_LINEAR);
     assert_int_equal(c.exclude_modules.kind, TSR_CONFIG_MODULES_NONE);
+    assert_null(c.lora_target_parameters.items);
+    assert_int_equal(c.expert_lora_r, 0);
+    assert_float_equal(c.expert_lora_alpha, 0, 0);
+    assert_float_equal(c.router_aux_loss_coef, 0, 0);
+    assert_float_equal(c.router_bias_update_rate, 0, 0);
+    assert_float_equal(c.moe_capacity_factor, 0, 0);
     assert_false(c.use_rslora || c.use_dora);
     assert_float_equal(c.learning_rate, 2e-4, 0);
     assert_float_equal(c.adam_beta1, 0.9, 0);

@@ -104,10 +104,44 @@ static void test_trained(void **state)
     tsr_config_free(&c);
 }
 
+/* Keys of models with experts are read back as they were. */
+static void test_experts(void **state)
+{
+    (void)state;
+    tsr_text text = {0};
+    tsr_config plain = load("");
+    assert_int_equal(tsr_config_write(&text, &plain), TSR_OK);
+    assert_non_null(strstr(text.data, "\nlora_target_parameters: null  # default\n"));
+    assert_non_null(strstr(text.data, "\nexpert_lora_r: null  # default: as lora_r\n"));
+    assert_non_null(strstr(text.data, "\nrouter_bias_update_rate: 0  # default\n"));
+    tsr_text_clear(&text);
+    tsr_config c =
+        load("lora_target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]\n"
+             "lora_target_modules: [all-linear-peft]\nexpert_lora_r: 4\n"
+             "expert_lora_alpha: 8.5\nrouter_aux_loss_coef: 0.02\n"
+             "router_bias_update_rate: 1e-3\nmoe_capacity_factor: 1.25\n");
+    assert_int_equal(c.lora_target_modules.kind, TSR_CONFIG_MODULES_ALL_LINEAR_PEFT);
+    assert_int_equal(tsr_config_write(&text, &c), TSR_OK);
+    assert_non_null(strstr(text.data, "\nlora_target_modules: all-linear-peft\n"));
+    tsr_config again = load_text(text.data);
+    assert_int_equal(tsr_config_hash(&c), tsr_config_hash(&again));
+    assert_true(tsr_config_hash(&c) != tsr_config_hash(&plain));
+    assert_int_equal(again.lora_target_parameters.count, 2);
+    assert_string_equal(again.lora_target_parameters.items[1], "mlp.experts.down_proj");
+    assert_int_equal(again.lora_target_modules.kind, TSR_CONFIG_MODULES_ALL_LINEAR_PEFT);
+    assert_int_equal(again.expert_lora_r, 4);
+    assert_true(again.expert_lora_alpha == 8.5 && again.router_aux_loss_coef == 0.02);
+    assert_true(again.router_bias_update_rate == 1e-3 && again.moe_capacity_factor == 1.25);
+    tsr_text_free(&text);
+    tsr_config_free(&plain);
+    tsr_config_free(&c);
+    tsr_config_free(&again);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_marks),
-                                       cmocka_unit_test(test_one_start),
-                                       cmocka_unit_test(test_trained)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_marks), cmocka_unit_test(test_one_start),
+        cmocka_unit_test(test_trained), cmocka_unit_test(test_experts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

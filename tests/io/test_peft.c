@@ -59,8 +59,9 @@ static void test_patterns(void **state)
 }
 
 static const char *const directories[] = {
-    "init/dora_patterns", "init/dora_r8", "init/lora_r4_attention", "init/lora_r8",
-    "init/rslora_r16",    "a_lora/final", "c1_dora/final",          "g_lora_packed/final",
+    "init/dora_patterns", "init/dora_r8",        "init/lora_r4_attention",
+    "init/lora_r8",       "init/rslora_r16",     "a_lora/final",
+    "c1_dora/final",      "g_lora_packed/final", "../families/qwen3_moe/b_lora_experts/init",
 };
 
 /* Reads what PEFT wrote and writes it again: the configuration must be the same text, and the
@@ -161,6 +162,17 @@ static void test_other_forms(void **state)
     assert_true(c.lora_alpha == 8);
     assert_int_equal(c.exclude.count, 1);
     tsr_peft_config_free(&c);
+    assert_int_equal(parse(&c, "{\"peft_type\":\"LORA\",\"target_modules\":null,"
+                               "\"target_parameters\":[\"experts.up\",\"experts.down\"]}"),
+                     TSR_OK);
+    assert_true(!c.all_linear && !c.target.count && c.parameter.count == 2);
+    assert_string_equal(c.parameter.names[1], "experts.down");
+    char *text;
+    assert_int_equal(tsr_peft_config_format(&text, &c), TSR_OK);
+    assert_non_null(
+        strstr(text, "\"target_parameters\": [\n    \"experts.up\",\n    \"experts.down\"\n  ]"));
+    free(text);
+    tsr_peft_config_free(&c);
     tsr_peft_config_free(NULL);
 }
 
@@ -241,8 +253,9 @@ static const struct {
     {"pissa", WITH(",\"init_lora_weights\":\"pissa\""), {"'init_lora_weights'", "pissa"}},
     {"qalora", WITH(",\"use_qalora\":true"), {"'use_qalora'", "true"}},
     {"target_parameters",
-     WITH(",\"target_parameters\":[\"w\"]"),
-     {"'target_parameters'", "[\"w\"]"}},
+     WITH(",\"target_parameters\":\"w\""),
+     {"'target_parameters'", "\"w\"", "list"}},
+    {"parameters of numbers", WITH(",\"target_parameters\":[1]"), {"'target_parameters'", "1"}},
     {"other task", WITH(",\"task_type\":\"SEQ_CLS\""), {"'task_type'", "SEQ_CLS", "CAUSAL_LM"}},
     {"layers_pattern", WITH(",\"layers_pattern\":\"h\""), {"'layers_pattern'", "\"h\""}},
     {"unknown field", WITH(",\"use_magic\":true"), {"'use_magic'", "true", "0.21"}},

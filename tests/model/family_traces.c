@@ -31,44 +31,85 @@ typedef struct {
 } trace;
 
 /* The tensor of a part, as PEFT names it. Of two parameters of one module that are adapted gate_up_proj is the inner one. */
-static char *tensor_of(const tsr_layout_linear *linear, tsr_peft_part part)
+static char *tensor_of(const char *path, tsr_peft_part part)
 {
-    const char *experts = strstr(linear->path, ".experts.");
+    const char *experts = strstr(path, ".experts.");
     char module[300], *out;
-    snprintf(module, sizeof module, "%s", linear->path);
+    snprintf(module, sizeof module, "%s", path);
     if (experts)
-        snprintf(module, sizeof module, "%.*s.experts%s", (int)(experts - linear->path),
-                 linear->path, strcmp(experts, ".experts.gate_up_proj") ? "" : ".base_layer");
+        snprintf(module, sizeof module, "%.*s.experts%s", (int)(experts - path), path,
+                 strcmp(experts, ".experts.gate_up_proj") ? "" : ".base_layer");
     assert_int_equal(tsr_peft_tensor_name(&out, module, part), TSR_OK);
     return out;
+}
+
+/* What the gradients of one run are compared with, and how far they are. */
+typedef struct {
+    golden_trace facts;
+    const tsr_job *job;
+    double worst[2];
+    uint64_t compared;
+} comparison;
+
+/* B of all experts, [experts, out, r], as PEFT has it: column k experts + e is rank k of expert e; the rows of gpt_oss
+ * are gate and up by turns. */
+static void to_rank_major(double *values, const tsr_layout_stack *stack, uint64_t r)
+{
+    uint64_t out = stack->out, experts = stack->experts, half = out / 2, at = 0;
+    bool by_turns = stack->files->transposed && stack->parts == 2;
+    double *moved = calloc(experts * out * r, sizeof *moved);
+    assert_non_null(moved);
+    for (uint64_t e = 0; e < experts; e++)
+        for (uint64_t i = 0; i < out; i++)
+            for (uint64_t k = 0; k < r; k++) {
+                uint64_t to = !by_turns ? i : i < half ? 2 * i : 2 * (i - half) + 1;
+                moved[to * r * experts + k * experts + e] = values[at++];
+            }
+    memcpy(values, moved, at * sizeof *moved);
+    free(moved);
+}
+
+static void compare(comparison *c, const char *path, tsr_peft_part part, int unit, int segment)
+{
+    const tsr_layout_unit *u = &c->job->inputs.layout.unit[unit];
+    const tsr_layout_segment *s = &u->trainable[segment];
+    uint64_t count;
+    char *tensor = tensor_of(path, part);
+    double *got = job_gradient(&count, c->job, unit, segment);
+    if (s->of_stack && part == TSR_PEFT_B)
+        to_rank_major(got, &u->stack[s->stack_index], s->stored_columns);
+    golden_gradient_apart(c->worst, golden_trace_find(&c->facts, tensor), got, count);
+    c->compared++;
+    free(tensor);
+    free(got);
 }
 
 /* Every tensor of the adapter, and no other, has the golden gradient. */
 static void judge_gradients(const char *name, const tsr_job *job)
 {
-    golden_trace facts;
-    golden_trace_open(&facts, golden("%s", name));
+    comparison c = {.job = job};
     const tsr_layout *layout = &job->inputs.layout;
-    double worst[2] = {0};
-    uint64_t compared = 0;
-    for (int unit = 0; unit < layout->layer_count; unit++)
-        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
-            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
+    golden_trace_open(&c.facts, golden("%s", name));
+    for (int unit = 0; unit < layout->layer_count; unit++) {
+        const tsr_layout_unit *u = &layout->unit[unit];
+        for (int i = 0; i < tsr_layout_linears(u); i++) {
+            const tsr_layout_linear *linear = &u->linear[i];
             const int segment[] = {linear->a, linear->b, linear->m};
-            for (int part = 0; linear->r && part < 2 + linear->dora; part++) {
-                uint64_t count;
-                char *tensor = tensor_of(linear, (tsr_peft_part)part);
-                double *got = job_gradient(&count, job, unit, segment[part]);
-                golden_gradient_apart(worst, golden_trace_find(&facts, tensor), got, count);
-                compared++;
-                free(tensor);
-                free(got);
-            }
+            for (int part = 0; linear->r && part < 2 + linear->dora; part++)
+                compare(&c, linear->path, (tsr_peft_part)part, unit, segment[part]);
         }
-    assert_int_equal(compared, facts.count);
-    judge("gradients at step 1, of a tensor's largest", worst[0], GRADIENT_TOLERANCE);
-    judge("their norms", worst[1], L2_TOLERANCE);
-    golden_trace_close(&facts);
+        for (int i = 0; i < tsr_layout_stacks(u); i++) {
+            const tsr_layout_stack *stack = &u->stack[i];
+            if (!stack->r)
+                continue;
+            compare(&c, stack->path, TSR_PEFT_A, unit, stack->a);
+            compare(&c, stack->path, TSR_PEFT_B, unit, stack->b);
+        }
+    }
+    assert_int_equal(c.compared, c.facts.count);
+    judge("gradients at step 1, of a tensor's largest", c.worst[0], GRADIENT_TOLERANCE);
+    judge("their norms", c.worst[1], L2_TOLERANCE);
+    golden_trace_close(&c.facts);
 }
 
 static tsr_status train(tsr_job *job, void *user)

@@ -124,7 +124,7 @@ double *job_gradient(uint64_t *count, const tsr_job *job, int unit, int segment)
     const tsr_layout_segment *s = &job->inputs.layout.unit[unit].trainable[segment];
     int64_t *fixed = malloc(s->element_count * sizeof *fixed);
     uint64_t outside = 0; /* gradients that are not 0 where there is padding */
-    *count = s->stored_rows * s->stored_columns;
+    *count = (s->stack ? s->stack : 1) * s->stored_rows * s->stored_columns;
     double *out = calloc(*count, sizeof *out);
     assert_true(fixed && out);
     assert_true(span.first == 0 && span.real >= s->element_count);

@@ -1,0 +1,67 @@
+/*
+ * adapters/set_parts.h: what set.c and set_experts.c share. Inside src/adapters only.
+ */
+#ifndef TSR_ADAPTERS_SET_PARTS_H
+#define TSR_ADAPTERS_SET_PARTS_H
+
+#include "adapters/regex.h"
+#include "adapters/set.h"
+
+typedef unsigned long long ull; /* for %llu */
+
+/* What a configuration's target calls itself in messages. */
+#define TARGET_KEY      "lora_target_modules"
+#define EXCLUDE_KEY     "exclude_modules"
+#define PARAMETER_KEY   "lora_target_parameters"
+#define EXPERT_RANK_KEY "rank of experts"
+
+/* One call's work. `chosen` and `used` are owned, the rest borrowed. */
+typedef struct {
+    const tsr_adapter_spec *spec;
+    const tsr_adapter_module *module;
+    uint64_t module_count;
+    bool all_linear;
+    bool were_linears;                /* the experts of the model */
+    tsr_path_regex *target, *exclude; /* where they are regular expressions */
+    tsr_regex_budget *budget;         /* of all expressions together */
+    bool *chosen;                     /* [module_count] */
+    bool *used;                       /* [target.count] target names that matched a linear */
+    bool *parameter_used;             /* [parameter_count] likewise */
+    bool *excludes; /* [exclude.count, 1 of a regular expression] those that take something away */
+} selection;
+
+/* PEFT's rule for an entry of a list: the path itself, or its end after a dot. */
+bool tsr_set_ends_in(const char *path, const char *name);
+
+/* The path below a layer: "mlp.experts.down_proj". */
+const char *tsr_set_below_layer(const char *path);
+
+/* Sorts names and drops repeated ones; returns how many are left. */
+uint64_t tsr_set_sort_names(const char **names, uint64_t count);
+
+/* ---- set_experts.c ---- */
+
+void tsr_set_look_for_linears(selection *s);
+
+/* PEFT takes all-linear of a model whose experts once were linears for names of those, with which it finds no linear. */
+bool tsr_set_peft_leaves_out(const selection *s, const tsr_adapter_module *module);
+
+/* Whether target_parameters has a parameter; or all-linear means it as well. */
+bool tsr_set_names_parameter(const selection *s, const tsr_adapter_module *module);
+tsr_status tsr_set_is_parameter(bool *out, const selection *s, const tsr_adapter_module *module);
+
+/* What a parameter with an adapter cannot have beside it; a router among target_parameters. */
+tsr_status tsr_set_check_parameter(const selection *s, const tsr_adapter_module *module);
+tsr_status tsr_set_check_routers(const selection *s);
+
+/* Times that the rank and alpha of a parameter are those of experts. */
+double tsr_set_factor(const selection *s, const tsr_adapter_module *module);
+
+/* A pattern of the values of experts' adapters that nothing else says; owned keys. */
+tsr_status tsr_set_build_patterns(tsr_adapter_pattern **out, uint64_t *count, const selection *s,
+                                  const double *value, const bool *said);
+
+/* target_parameters of adapter_config.json. */
+tsr_status tsr_set_build_parameters(tsr_adapter_set *set, const selection *s);
+
+#endif

@@ -1,0 +1,250 @@
+#include "inputs/adapter_experts.h"
+
+#include "base/auto.h"
+#include "base/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WRAPPED ".base_layer"
+
+/* Length of the path of the module that a parameter is of. */
+static size_t parent_length(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    return dot ? (size_t)(dot - path) : 0;
+}
+
+static bool same_parent(const char *x, const char *y)
+{
+    size_t length = parent_length(x);
+    return length == parent_length(y) && !strncmp(x, y, length);
+}
+
+/* Adapters [first, the result) of the set are of one module's parameters. */
+static uint64_t end_of_module(const tsr_adapter_set *set, uint64_t first,
+                              const tsr_adapter_module *modules)
+{
+    const char *path = modules[set->adapter[first].module].path;
+    uint64_t end = first + 1;
+    while (end < set->count && set->adapter[end].experts &&
+           same_parent(path, modules[set->adapter[end].module].path))
+        end++;
+    return end;
+}
+
+/* The first parameter is the innermost, behind as many wrappers as there are others. */
+static tsr_status name_module(tsr_peft *init, const char *path, uint64_t wrappers)
+{
+    tsr_auto_text stored = {0};
+    tsr_text_printf(&stored, "%.*s", (int)parent_length(path), path);
+    for (uint64_t i = 0; i < wrappers; i++)
+        tsr_text_puts(&stored, WRAPPED);
+    if (stored.failed)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the name of the adapter of %s", path);
+    return tsr_peft_rename_module(init, stored.data, path);
+}
+
+tsr_status tsr_adapter_experts_name(tsr_train_adapter *adapter, const tsr_adapter_module *modules)
+{
+    const tsr_adapter_set *set = &adapter->set;
+    for (uint64_t i = 0, end; i < set->count; i = end) {
+        end = i + 1;
+        if (!set->adapter[i].experts)
+            continue;
+        end = end_of_module(set, i, modules);
+        for (uint64_t j = i; j < end; j++)
+            TSR_TRY(name_module(adapter->init, modules[set->adapter[j].module].path, end - 1 - j));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_adapter_experts_check(const tsr_peft_module *stored, const tsr_adapter *a,
+                                     const tsr_adapter_module *module, const char *directory)
+{
+    uint64_t rows = a->experts * a->r;
+    char shown_a[TSR_SHAPE_TEXT_BYTES], shown_b[TSR_SHAPE_TEXT_BYTES];
+    if (stored->a && stored->r == rows && stored->in_features == module->in_features &&
+        stored->out_features == module->out_features)
+        return TSR_OK;
+    if (!stored->a)
+        return tsr_fail(TSR_EDATA, "%s: %s has no lora_A.weight", directory, module->path);
+    return tsr_fail(TSR_EDATA,
+                    "%s: %s is stored as lora_A %s and lora_B %s; %" PRIu64
+                    " experts with rank %" PRIu64 " for [%" PRIu64 ", %" PRIu64
+                    "] each, as its configuration and the model say, are lora_A [%" PRIu64
+                    ", %" PRIu64 "] and lora_B [%" PRIu64 ", %" PRIu64 "]",
+                    directory, module->path, tsr_shape_text(shown_a, stored->a->shape, 2),
+                    tsr_shape_text(shown_b, stored->b->shape, 2), a->experts, a->r,
+                    module->out_features, module->in_features, rows, module->in_features,
+                    module->out_features, rows);
+}
+
+/* Whether a path is of the module that has a parameter, wrapped or not. */
+static bool is_wrapper(const char *path, const char *parameter)
+{
+    size_t length = parent_length(parameter), wrapped = strlen(WRAPPED);
+    if (strncmp(path, parameter, length) != 0)
+        return false;
+    for (path += length; !strncmp(path, WRAPPED, wrapped); path += wrapped)
+        ;
+    return !*path;
+}
+
+tsr_status tsr_adapter_experts_unknown(const tsr_train_adapter *adapter, const char *path,
+                                       const tsr_adapter_module *modules, uint64_t module_count,
+                                       const char *directory)
+{
+    tsr_auto_text names = {0};
+    for (uint64_t i = 0; i < module_count; i++)
+        if (modules[i].experts && is_wrapper(path, modules[i].path))
+            tsr_text_printf(&names, "%s%s", names.length ? ", " : "",
+                            modules[i].path + parent_length(modules[i].path) + 1);
+    if (!names.length)
+        return TSR_OK;
+    if (!tsr_peft_config_of(adapter->init)->parameter.count)
+        return tsr_fail(TSR_EDATA,
+                        "%s: " TSR_PEFT_WEIGHTS_FILE
+                        " has an adapter for %s, but adapter_config.json has no target_parameters, "
+                        "which say of which parameter it is (%s)",
+                        directory, path, tsr_text_string(&names));
+    return tsr_fail(TSR_EDATA,
+                    "%s: " TSR_PEFT_WEIGHTS_FILE
+                    " has an adapter for %s, but target_parameters of its adapter_config.json name "
+                    "fewer of %s",
+                    directory, path, tsr_text_string(&names));
+}
+
+/* ---- the keys ---- */
+
+static bool ends_in(const char *path, const char *name)
+{
+    size_t path_length = strlen(path), length = strlen(name);
+    return length <= path_length && !strcmp(path + path_length - length, name) &&
+           (length == path_length || path[path_length - length - 1] == '.');
+}
+
+static bool named(char *const *names, uint64_t count, const char *path)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (ends_in(path, names[i]))
+            return true;
+    return false;
+}
+
+bool tsr_adapter_experts_same(const tsr_config_strings *own, const tsr_peft_match *other,
+                              const tsr_adapter_module *modules, uint64_t module_count)
+{
+    for (uint64_t i = 0; i < module_count; i++)
+        if (modules[i].experts &&
+            named((char *const *)own->items, (uint64_t)own->count, modules[i].path) !=
+                named(other->names, other->count, modules[i].path))
+            return false;
+    return true;
+}
+
+bool tsr_adapter_experts_all(const tsr_peft_match *names, const tsr_adapter_module *modules,
+                             uint64_t module_count)
+{
+    for (uint64_t i = 0; i < module_count; i++)
+        if (modules[i].experts && !named(names->names, names->count, modules[i].path))
+            return false;
+    return true;
+}
+
+bool tsr_adapter_experts_has(const tsr_peft_match *names, const char *key)
+{
+    return named(names->names, names->count, key);
+}
+
+static tsr_status check_value(const tsr_config *config, const char *key, double own, double other,
+                              const char *path)
+{
+    if (!tsr_config_is_set(config, key) || own == 0 || own == other)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: %s is %g, but init_adapter %s has %g for %s; leave the key out to take "
+                    "the adapter's",
+                    tsr_config_where(config, key), key, own, config->init_adapter, other, path);
+}
+
+/* Whether PEFT has names of linears for the experts (adapters/set_experts.c). */
+static bool were_linears(const tsr_adapter_module *modules, uint64_t module_count)
+{
+    for (uint64_t i = 0; i < module_count; i++)
+        if (modules[i].was_linears)
+            return true;
+    return false;
+}
+
+const char *tsr_adapter_experts_note(const tsr_train_adapter *adapter,
+                                     const tsr_adapter_module *modules, uint64_t module_count)
+{
+    const tsr_adapter_spec *spec = &adapter->spec;
+    bool experts = false, linears = were_linears(modules, module_count);
+    for (uint64_t i = 0; i < module_count; i++)
+        experts |= modules[i].experts > 0;
+    if (adapter->init || !experts || spec->parameters_given)
+        return NULL;
+    if (spec->all_linear_peft)
+        return linears ? "but the routers, which stay frozen" : NULL;
+    if (!spec->all_linear)
+        return NULL;
+    if (spec->dora)
+        return "but the experts, for which there is no DoRA";
+    return linears ? "and all experts; PEFT's has these, gate_up_proj with twice r and alpha, and "
+                     "routers, but no other MLP (all-linear-peft)"
+                   : "and all experts, which PEFT's leaves out (all-linear-peft)";
+}
+
+/* PEFT takes these names for experts' (adapters/set_experts.c), so it does not read such an adapter. */
+static void warn_of_names(const tsr_train_adapter *adapter, const tsr_adapter_module *modules,
+                          uint64_t module_count)
+{
+    bool linears = were_linears(modules, module_count);
+    for (uint64_t i = 0; linears && i < adapter->set.count; i++) {
+        const char *path = modules[adapter->set.adapter[i].module].path;
+        if (adapter->set.adapter[i].experts ||
+            !(ends_in(path, "gate_proj") || ends_in(path, "up_proj") || ends_in(path, "down_proj")))
+            continue;
+        tsr_log(TSR_LOG_WARNING,
+                "PEFT 0.21 takes the name of %s for the experts', and does not read an adapter on "
+                "it; name it in exclude_modules, or write lora_target_modules: all-linear-peft, "
+                "for one that PEFT reads",
+                path);
+        return;
+    }
+}
+
+tsr_status tsr_adapter_experts_agree(const tsr_train_adapter *adapter, const tsr_config *config,
+                                     const tsr_adapter_module *modules, uint64_t module_count)
+{
+    const tsr_adapter_set *set = &adapter->set;
+    if (!adapter->init)
+        warn_of_names(adapter, modules, module_count);
+    for (uint64_t i = 0; i < set->count; i++) {
+        const tsr_adapter *a = &set->adapter[i];
+        const char *path = modules[a->module].path;
+        int times = config->lora_target_modules.kind == TSR_CONFIG_MODULES_ALL_LINEAR_PEFT
+                        ? modules[a->module].parts
+                        : 1;
+        if (!a->experts)
+            continue;
+        if (adapter->start == TSR_START_PRINCIPAL && !adapter->init)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: init_lora_weights: found %s with an adapter on %s; matrices of "
+                            "experts have no principal start; write init_lora_weights: true, or "
+                            "take the experts out with lora_target_parameters: []",
+                            tsr_config_where(config, "init_lora_weights"),
+                            config->init_lora_weights, path);
+        if (!adapter->init)
+            continue;
+        TSR_TRY(check_value(config, "expert_lora_r", (double)config->expert_lora_r * times,
+                            (double)a->r, path));
+        TSR_TRY(check_value(config, "expert_lora_alpha", config->expert_lora_alpha * times,
+                            a->alpha, path));
+    }
+    return TSR_OK;
+}
