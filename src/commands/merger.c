@@ -1,12 +1,10 @@
 #include "commands/merger.h"
 
 #include "adapters/merge.h"
-#include "base/auto.h"
 #include "model/stack_reader.h"
 #include "quant/nf4_stored.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define CHUNK_ELEMENTS ((uint64_t)4 << 20)
 
@@ -182,22 +180,6 @@ static float *floats(uint64_t count)
     return malloc(count * sizeof(float));
 }
 
-/* Rows of two parts by turns, one part behind the other. */
-static tsr_status sort_turns(float *b, const stack_parts *parts)
-{
-    const tsr_layout_stack *stack = parts->of;
-    uint64_t r = parts->r, own = matrix_rows(stack), count = stack->out * r;
-    TSR_AUTO_FREE float *turns = floats(count);
-    if (!turns)
-        return tsr_fail(TSR_ENOMEM, "out of memory while merging %s", stack->path);
-    for (uint64_t e = 0; e < stack->experts; e++, b += count) {
-        memcpy(turns, b, count * sizeof *b);
-        for (uint64_t i = 0; i < stack->out; i++)
-            memcpy(b + (i % 2 * own + i / 2) * r, turns + i * r, r * sizeof *b);
-    }
-    return TSR_OK;
-}
-
 /* A and B of all experts. */
 static tsr_status read_low(stack_parts *parts, const tsr_peft *init)
 {
@@ -210,8 +192,9 @@ static tsr_status read_low(stack_parts *parts, const tsr_peft *init)
     if (!parts->a || !parts->b)
         return tsr_fail(TSR_ENOMEM, "out of memory while merging %s", stack->path);
     TSR_TRY(tsr_safetensors_read_f32(parts->a, module->a, 0, a));
-    TSR_TRY(tsr_peft_read_expert_b(parts->b, module->b, stack->experts, 0, b));
-    return stack->files->transposed && stack->parts == 2 ? sort_turns(parts->b, parts) : TSR_OK;
+    const tsr_peft_expert_b shape = {stack->experts, stack->out, parts->r,
+                                     tsr_layout_stack_by_turns(stack)};
+    return tsr_peft_read_expert_b(parts->b, module->b, &shape, 0, b);
 }
 
 static tsr_status begin_stack(stack_parts **out, tsr_merger *merger, const tsr_layout_stack *stack)
