@@ -6,7 +6,7 @@
 
 #include "model/program.h"
 
-/* A layer of one to three parts, each of a norm and attention, linear attention, an MLP or, once, experts, from `seed` alone; heads and widths are
+/* A layer of one to three parts, each of a norm and attention, linear attention or an MLP, from `seed` alone; heads and widths are
  * small. *out is written. */
 void random_block(tsr_block *out, uint64_t seed);
 

@@ -19,15 +19,16 @@ typedef struct {
 typedef struct {
     const tsr_block *block;
     const reference_linear *linear;       /* [matrix_count] */
-    const reference_expert_linear *stack; /* [stack_count] */
     const double *const *vector;          /* [vector_count] */
-    const double *x;                      /* [tokens, width] */
-    const int32_t *positions;             /* [tokens], in their documents: 0 begins one */
-    double theta;                         /* of the rotation */
+    const reference_expert_linear *stack; /* [stack_count] */
+    double capacity_factor;               /* of experts, over their mean load; 0: none */
+    const double
+        *aux; /* [experts]: *aux_sum becomes the sum of aux softmax(logits) over tokens; or NULL */
+    double *aux_sum;
+    const double *x;          /* [tokens, width] */
+    const int32_t *positions; /* [tokens], in their documents: 0 begins one */
+    double theta;             /* of the rotation */
     int tokens;
-    /* Where not NULL, lowered to how far a token's choice of experts is from another: of what is chosen by, the smallest
-     * chosen less the largest that is not. */
-    double *margin;
 } reference_block;
 
 /* out [tokens, width]: the residual stream that leaves the block, added up. */
