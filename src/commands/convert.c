@@ -221,12 +221,25 @@ void tsr_copier_close(tsr_copier *copier)
     *copier = (tsr_copier){0};
 }
 
-/* Other towers stay as they are. */
+/* A vector that models keep in fp32 whatever their dtype is, as the correction of a router's choice. */
+static bool is_wide(const tsr_layout *layout, const tsr_tensor *tensor)
+{
+    bool wide = false;
+    for (int i = 0; i < layout->layer_count; i++) {
+        const tsr_layout_unit *unit = &layout->unit[i];
+        for (int j = 0; j < unit->block->vector_count; j++)
+            wide |= unit->block->vector[j].wide && unit->frozen[unit->vector[j]].source == tensor;
+    }
+    return wide;
+}
+
+/* These and other towers stay as they are. */
 static bool narrows(const tsr_copier *copier, const tsr_tensor *tensor)
 {
     const char *tower;
     return copier->narrow && (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16) &&
-           !tsr_composite_is_tower(&tower, copier->convert->inputs.model.composite, tensor->name);
+           !tsr_composite_is_tower(&tower, copier->convert->inputs.model.composite, tensor->name) &&
+           !is_wide(&copier->convert->inputs.layout, tensor);
 }
 
 static tsr_status next_copied(const void **data, uint64_t *bytes, void *user, uint64_t offset)

@@ -3,7 +3,8 @@
  *
  * Tensor by tensor, a chunk of rows at a time, into a checkpoint in bf16. Weights without an adapter
  * are copied; those of a 4-bit base are dequantized. Experts are written as the checkpoint has them, one tensor each or
- * all in one; of a 4-bit base, which has one each, as its family publishes them.
+ * all in one; of a 4-bit base, which has one each, as its family publishes them. Of experts in MXFP4 all are dequantized
+ * where some have an adapter, and else copied.
  */
 #include "adapters/merge.h"
 #include "base/auto.h"
@@ -25,6 +26,7 @@ typedef struct {
     uint64_t narrow_count;
     uint16_t *turned; /* an expert, transposed */
     uint64_t turned_count;
+    bool unpacks; /* experts in MXFP4 */
     struct item *items;
     tsr_tensor_source *sources;
     uint64_t count;
@@ -367,16 +369,28 @@ static void add_linear(merging *all, const tsr_tensor *tensor, const tsr_layout_
     all->convert->total += (double)tensor->bytes;
 }
 
+/* Whether some stack in MXFP4 has an adapter: a model has all of its experts so, or none. */
+static bool unpacks(const tsr_layout *layout)
+{
+    bool adapted = false;
+    for (int i = 0; i < layout->layer_count; i++)
+        for (int j = 0; j < tsr_layout_stacks(&layout->unit[i]); j++)
+            adapted |= layout->unit[i].stack[j].mxfp4 && layout->unit[i].stack[j].r;
+    return adapted;
+}
+
 static tsr_status add_tensor(merging *all, const tsr_tensor *tensor)
 {
     const tsr_weight_use use = tsr_weight_use_of(all->convert->uses, tensor->name);
+    if (use.stack && use.stack->mxfp4 && !all->unpacks)
+        return add_other(all, tensor);
     if (use.part)
         return TSR_OK; /* of a 4-bit weight, which becomes a plain one */
     if (use.linear && (use.linear->r || use.linear->source.prequantized)) {
         add_linear(all, tensor, use.linear);
         return TSR_OK;
     }
-    return use.stack && (use.stack->r || use.stack->source->prequantized)
+    return use.stack && (use.stack->r || use.stack->source->prequantized || use.stack->mxfp4)
                ? add_experts(all, tensor, &use)
                : add_other(all, tensor);
 }
@@ -437,7 +451,7 @@ static tsr_status find_template(tsr_convert *convert)
 static tsr_status merge(tsr_convert *convert, json_t *report)
 {
     const tsr_inputs *inputs = &convert->inputs;
-    merging all = {.convert = convert};
+    merging all = {.convert = convert, .unpacks = unpacks(&inputs->layout)};
     TSR_TRY(check(convert));
     TSR_TRY(find_template(convert));
     tsr_status status = tsr_merger_create(&all.merger, inputs, tsr_device_pool(convert->device), 0);
@@ -447,7 +461,7 @@ static tsr_status merge(tsr_convert *convert, json_t *report)
         status = add_sources(&all);
     const tsr_model_output output = {.dtype = TSR_BF16,
                                      .untied = unties(inputs),
-                                     .mxfp4 = inputs->model.mxfp4,
+                                     .mxfp4 = inputs->model.mxfp4 && !all.unpacks,
                                      .tensors = all.sources,
                                      .count = all.count};
     if (status == TSR_OK)

@@ -14,6 +14,7 @@ typedef struct {
     tsr_stack_reader reader;
     float *a, *b; /* [experts, r, in], [experts, out, r]; NULL: it has no adapter */
     uint64_t r;
+    uint8_t *codes, *scales; /* of MXFP4: a chunk's granules */
 } stack_parts;
 
 struct tsr_merger {
@@ -89,6 +90,8 @@ static void leave_stack(stack_parts *parts)
     tsr_stack_reader_close(&parts->reader);
     free(parts->a);
     free(parts->b);
+    free(parts->codes);
+    free(parts->scales);
     *parts = (stack_parts){0};
 }
 
@@ -197,6 +200,32 @@ static tsr_status read_low(stack_parts *parts, const tsr_peft *init)
     return tsr_peft_read_expert_b(parts->b, module->b, &shape, 0, b);
 }
 
+/* Granules that a chunk of rows is in. */
+static tsr_status open_mxfp4(stack_parts *parts, const tsr_merger *merger)
+{
+    const tsr_layout_stack *stack = parts->of;
+    uint64_t rows = chunk_rows(merger->chunk_elements, matrix_rows(stack), stack->in);
+    uint64_t granules = rows * stack->in / TSR_NF4_GRANULE + 2;
+    parts->codes = malloc(granules * TSR_MXFP4_GRANULE_CODE_BYTES);
+    parts->scales = malloc(granules * TSR_MXFP4_GRANULE_SCALE_BYTES);
+    return parts->codes && parts->scales
+               ? TSR_OK
+               : tsr_fail(TSR_ENOMEM, "out of memory while merging %s", stack->path);
+}
+
+/* Elements [first, first + count) of a matrix. */
+static tsr_status read_mxfp4(float *out, const stack_parts *parts, uint64_t matrix, uint64_t first,
+                             uint64_t count)
+{
+    const tsr_mxfp4_stack *stored = &parts->of->stored;
+    uint64_t granule = first / TSR_NF4_GRANULE;
+    uint64_t end = (first + count - 1) / TSR_NF4_GRANULE + 1;
+    TSR_TRY(tsr_mxfp4_stack_read(parts->codes, parts->scales, stored,
+                                 matrix * stored->granules + granule, end - granule));
+    return tsr_mxfp4_dequantize(out, TSR_F32, parts->codes, parts->scales,
+                                first - granule * TSR_NF4_GRANULE, count);
+}
+
 static tsr_status begin_stack(stack_parts **out, tsr_merger *merger, const tsr_layout_stack *stack)
 {
     stack_parts *parts = &merger->stack[stack->parts - 1]; /* gate and up, or down */
@@ -205,8 +234,9 @@ static tsr_status begin_stack(stack_parts **out, tsr_merger *merger, const tsr_l
         return TSR_OK;
     leave_stack(parts);
     parts->of = stack;
-    tsr_status status =
-        stack->source->prequantized ? TSR_OK : tsr_stack_reader_open(&parts->reader, stack);
+    tsr_status status = stack->source->prequantized ? TSR_OK
+                        : stack->mxfp4              ? open_mxfp4(parts, merger)
+                                                    : tsr_stack_reader_open(&parts->reader, stack);
     if (status == TSR_OK && stack->r)
         status = read_low(parts, merger->inputs->adapter.init);
     if (status < 0)
@@ -238,6 +268,8 @@ tsr_status tsr_merger_expert_rows(const float **rows, uint64_t *count, tsr_merge
     if (stack->source->prequantized) {
         TSR_TRY(open_stored(merger, &stack->source[matrix]));
         TSR_TRY(tsr_nf4_stored_read(merger->w, merger->stored, element, some * stack->in));
+    } else if (stack->mxfp4) {
+        TSR_TRY(read_mxfp4(merger->w, parts, matrix, element, some * stack->in));
     } else {
         TSR_TRY(tsr_stack_reader_read_f32(merger->w, &parts->reader, matrix, element,
                                           some * stack->in, merger->pool));

@@ -31,7 +31,7 @@ static uint64_t count_of(const tsr_layout_unit *unit)
 {
     uint64_t count = (uint64_t)tsr_layout_linears(unit);
     for (int i = 0; i < tsr_layout_stacks(unit); i++)
-        count += sources_of(&unit->stack[i]);
+        count += sources_of(&unit->stack[i]) + unit->stack[i].mxfp4;
     return count;
 }
 
@@ -44,10 +44,14 @@ static void add_unit(tsr_weight_uses *uses, const tsr_layout_unit *unit)
 {
     for (int i = 0; i < tsr_layout_linears(unit); i++)
         add(uses, &unit->linear[i].source, (tsr_weight_use){.linear = &unit->linear[i]});
-    for (int i = 0; i < tsr_layout_stacks(unit); i++)
-        for (uint64_t j = 0; j < sources_of(&unit->stack[i]); j++)
-            add(uses, &unit->stack[i].source[j],
-                (tsr_weight_use){.stack = &unit->stack[i], .matrix = j});
+    for (int i = 0; i < tsr_layout_stacks(unit); i++) {
+        const tsr_layout_stack *stack = &unit->stack[i];
+        for (uint64_t j = 0; j < sources_of(stack); j++)
+            add(uses, &stack->source[j], (tsr_weight_use){.stack = stack, .matrix = j});
+        if (stack->mxfp4)
+            uses->entries[uses->count++] =
+                (entry){stack->stored.scales->name, NULL, {.stack = stack, .part = true}};
+    }
 }
 
 tsr_status tsr_weight_uses_make(tsr_weight_uses **out, const tsr_layout *layout)
@@ -106,7 +110,7 @@ tsr_weight_use tsr_weight_use_of(const tsr_weight_uses *uses, const char *tensor
         return found->use;
     if (dot)
         found = find(uses, tensor, (size_t)(dot - tensor) + strlen(weight) - 1);
-    if (!found || !found->source->prequantized)
+    if (!found || !found->source || !found->source->prequantized)
         return (tsr_weight_use){0};
     tsr_weight_use use = found->use;
     use.part = true;
@@ -117,14 +121,15 @@ uint64_t tsr_weight_uses_bytes(const tsr_weight_uses *uses)
 {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < uses->count; i++)
-        bytes += uses->entries[i].source->weight->bytes;
+        if (uses->entries[i].source)
+            bytes += uses->entries[i].source->weight->bytes;
     return bytes;
 }
 
 const tsr_tensor *tsr_weight_uses_4bit(const tsr_weight_uses *uses)
 {
     for (uint64_t i = 0; i < uses->count; i++)
-        if (uses->entries[i].source->prequantized)
+        if (uses->entries[i].source && uses->entries[i].source->prequantized)
             return uses->entries[i].source->weight;
     return NULL;
 }
@@ -158,6 +163,8 @@ char *tsr_stack_one_name(const tsr_layout_stack *stack, uint64_t matrix)
 char *tsr_stack_fused_name(const tsr_layout_stack *stack)
 {
     char former[NAME_BYTES];
+    if (stack->mxfp4)
+        return renamed(stack->source->weight->name, "_blocks", "");
     if (stack->fused)
         return strdup(stack->source->weight->name);
     put_one(former, stack, 0);

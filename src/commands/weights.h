@@ -12,7 +12,7 @@ typedef struct {
     const tsr_layout_linear *linear;
     const tsr_layout_stack *stack;
     uint64_t matrix; /* of a stack that is not fused */
-    bool part;       /* beside a 4-bit weight, as its scales */
+    bool part;       /* beside a 4-bit weight or one in MXFP4, as its scales */
 } tsr_weight_use;
 
 typedef struct tsr_weight_uses tsr_weight_uses;
