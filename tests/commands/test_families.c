@@ -6,7 +6,7 @@
  * save       the adapter of step 2, loaded again, evaluates and goes on with the bits of the run that saved it
  * merge      weights with an adapter are those of the formula in double, rounded to bf16, and everything else is copied
  *            bit for bit; the loss of each token on the merged model is that of base and adapter, but for this rounding
- *            (which may send one token in 50 to another expert): measured, of the largest change that the adapter makes to a token's loss, 0.1 % to 0.6 %
+ *            (which may send a token to another expert, and change those after it, 5 % in all): measured, of the largest change that the adapter makes to a token's loss, 0.1 % to 0.6 %
  *
  *     test_commands_families FAMILY
  */
@@ -435,8 +435,8 @@ static void compare_losses(const char *base_model, const char *adapter, const ch
     }
     assert_true(change > 0.1);
     qsort(apart, (size_t)with.rows.count, sizeof *apart, ascending);
-    /* rounding can send a token to another expert, whose loss may then be another too */
-    int64_t flipped = has_experts() ? with.rows.count / 50 : 0;
+    /* rounding can send a token to another expert, whose loss may then be another, and of those that see it */
+    int64_t flipped = has_experts() ? with.rows.count / 20 : 0;
     judge("the merged model's losses, of what the adapter changes",
           apart[with.rows.count - 1 - flipped] / change, MERGE_TOLERANCE);
     free(apart);
