@@ -79,6 +79,59 @@ def load_in_peft(model, adapter, kind):
     return loaded
 
 
+def write_old(model, directory):
+    """An adapter as PEFT wrote it when each expert's parts were linears, of random values."""
+    import peft
+    import torch
+    from safetensors.torch import save_file
+    with open(os.path.join(model, "config.json")) as f:
+        config = json.load(f)
+    mixtral = config["model_type"] == "mixtral"
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    block, r = "block_sparse_moe" if mixtral else "mlp", 3
+    h, width = config["hidden_size"], config["intermediate_size" if mixtral else "moe_intermediate_size"]
+    experts, tensors = config.get("num_local_experts") or config["num_experts"], {}
+    torch.manual_seed(3)
+    for layer in range(config["num_hidden_layers"]):
+        if layer in config.get("mlp_only_layers", []) or (layer + 1) % config.get("decoder_sparse_step", 1):
+            continue
+        for expert in range(experts):
+            for name in names:
+                sizes = (h, width) if name == names[2] else (width, h)
+                place = f"base_model.model.model.layers.{layer}.{block}.experts.{expert}.{name}"
+                tensors[f"{place}.lora_A.weight"] = torch.randn(r, sizes[1]) * 0.2
+                tensors[f"{place}.lora_B.weight"] = torch.randn(sizes[0], r) * 0.2
+    peft.LoraConfig(r=r, lora_alpha=6, target_modules=list(names), task_type="CAUSAL_LM", inference_mode=True,
+                    base_model_name_or_path=model).save_pretrained(directory)
+    save_file(tensors, os.path.join(directory, "adapter_model.safetensors"), {"format": "pt"})
+
+
+def check_old(a, family, model, ids, work):
+    """What PEFT makes of it, and what a run that goes on from it without learning writes, and the logits of both."""
+    import peft
+    import torch
+    from nf4_numpy import load_base
+    from safetensors.torch import load_file
+    old, out = os.path.join(work, f"{family}_old"), os.path.join(work, f"{family}_new")
+    write_old(model, old)
+    run(f"{a.build}/tessera", "train", "/dev/null", f"model_name_or_path={model}", f"output_dir={out}", f"init_adapter={old}",
+        f"dataset={ROWS}", "per_device_train_batch_size=4", "max_steps=1", "learning_rate=1e-30")
+    base = load_base(model, TREE, attn_implementation="eager", experts_implementation="eager")
+    theirs = peft.get_peft_model_state_dict(peft.PeftModel.from_pretrained(base, old))
+    ours = load_file(os.path.join(out, "adapter_model.safetensors"))
+    same = theirs.keys() == ours.keys() and all((theirs[name] - ours[name]).abs().max() <= 1e-29 for name in ours)
+    row = os.path.join(work, "row.jsonl")
+    run(f"{a.build}/tools/logits", f"{old}.safetensors", "/dev/null", f"model_name_or_path={model}", f"init_adapter={old}",
+        f"eval_dataset={row}")
+    base = load_base(model, TREE, attn_implementation="eager", experts_implementation="eager")
+    with torch.no_grad():
+        wanted = peft.PeftModel.from_pretrained(base, old)(input_ids=ids[None], use_cache=False).logits[0, :-1]
+    apart = (load_file(f"{old}.safetensors")["logits"] - wanted).abs().max().item()
+    print(f"{family} with linears of experts: {'the tensors that PEFT makes of them' if same else 'OTHER TENSORS than PEFT'}, largest "
+          f"difference of logits {apart:.1e}", flush=True)
+    return same and apart <= 3e-4
+
+
 def compare(a, name, model, ids, work, *keys):
     """Trains on `model` and compares on the row `ids`. What the training printed, and whether all is near."""
     import torch
@@ -142,6 +195,8 @@ def check_experts(a, work):
                 keys = [key.replace("mlp.experts", "experts") for key in keys]
             good &= compare(a, f"{family} {name}", model, ids, work, f"dataset={ROWS}", "learning_rate=1e-2", "max_steps=8",
                             "lora_r=4", *keys)[1]
+        if len(kinds) > 1:
+            good &= check_old(a, family, model, ids, work)
     return good
 
 
