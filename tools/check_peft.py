@@ -90,10 +90,11 @@ def write_old(model, directory):
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     block, r = "block_sparse_moe" if mixtral else "mlp", 3
     h, width = config["hidden_size"], config["intermediate_size" if mixtral else "moe_intermediate_size"]
-    experts, tensors = config.get("num_local_experts") or config["num_experts"], {}
+    experts, tensors, dense = config.get("num_local_experts") or config["num_experts"], {}, []
     torch.manual_seed(3)
     for layer in range(config["num_hidden_layers"]):
         if layer in config.get("mlp_only_layers", []) or (layer + 1) % config.get("decoder_sparse_step", 1):
+            dense += [f"model.layers.{layer}.mlp.{name}" for name in names]
             continue
         for expert in range(experts):
             for name in names:
@@ -101,8 +102,8 @@ def write_old(model, directory):
                 place = f"base_model.model.model.layers.{layer}.{block}.experts.{expert}.{name}"
                 tensors[f"{place}.lora_A.weight"] = torch.randn(r, sizes[1]) * 0.2
                 tensors[f"{place}.lora_B.weight"] = torch.randn(sizes[0], r) * 0.2
-    peft.LoraConfig(r=r, lora_alpha=6, target_modules=list(names), task_type="CAUSAL_LM", inference_mode=True,
-                    base_model_name_or_path=model).save_pretrained(directory)
+    peft.LoraConfig(r=r, lora_alpha=6, target_modules=list(names), exclude_modules=dense or None, task_type="CAUSAL_LM",
+                    inference_mode=True, base_model_name_or_path=model).save_pretrained(directory)
     save_file(tensors, os.path.join(directory, "adapter_model.safetensors"), {"format": "pt"})
 
 
