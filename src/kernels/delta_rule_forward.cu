@@ -41,33 +41,77 @@ template <typename M> static __device__ __forceinline__ void invert_parts(M *m)
     }
 }
 
-/* The rest of it, a row of parts after the other: X_IJ = -X_II sum over M of A_IM X_MJ. */
-template <typename M> static __device__ __forceinline__ void invert_rest(M *m)
-{
-    for (int first = PART; first < CHUNK; first += PART) {
-        __syncthreads();
-        for (int at = (int)threadIdx.x; at < PART * first; at += SOLVERS) {
-            int i = at / first, j = at % first;
-            float sum = m->a[first + i][j];
-            for (int k = j + 1; k < first; k++)
-                sum += m->a[first + i][k] * m->a[j][k];
-            m->z[i][j] = sum;
-        }
-        __syncthreads();
-        for (int at = (int)threadIdx.x; at < PART * first; at += SOLVERS) {
-            int i = at / first, j = at % first;
-            float sum = m->z[i][j];
-            for (int k = 0; k < i; k++)
-                sum += m->a[first + k][first + i] * m->z[k][j];
-            m->a[j][first + i] = -sum;
-        }
-    }
-    __syncthreads();
-}
-
 template <typename M> static __device__ __forceinline__ float inverse_at(const M *m, int i, int j)
 {
     return j < i ? m->a[j][i] : j == i ? 1.0f : 0.0f;
+}
+
+/* The rest of it, a row of parts after the other: X_IJ = -X_II sum over M of A_IM X_MJ. z: that sum. */
+template <int D>
+static __device__ __forceinline__ void invert_row(solve_memory<float, D> *m, int first)
+{
+    for (int at = (int)threadIdx.x; at < PART * first; at += SOLVERS) {
+        int i = at / first, j = at % first;
+        float sum = m->a[first + i][j];
+        for (int k = j + 1; k < first; k++)
+            sum += m->a[first + i][k] * m->a[j][k];
+        m->z[i][j] = sum;
+    }
+    __syncthreads();
+    for (int at = (int)threadIdx.x; at < PART * first; at += SOLVERS) {
+        int i = at / first, j = at % first;
+        float sum = m->z[i][j];
+        for (int k = 0; k < i; k++)
+            sum += m->a[first + k][first + i] * m->z[k][j];
+        m->a[j][first + i] = -sum;
+    }
+}
+
+/* The same in tf32: what becomes of it has eight bits. */
+template <int D>
+static __device__ __forceinline__ void invert_row(solve_memory<__nv_bfloat16, D> *m, int first)
+{
+    int lane = (int)threadIdx.x % TSR_WARP, warp = (int)threadIdx.x / TSR_WARP;
+    int g = lane / 4, t = lane % 4;
+    for (int left = 8 * warp; left < first; left += 8 * (SOLVERS / TSR_WARP)) {
+        float c[4] = {0, 0, 0, 0};
+        for (int k = left; k < first; k += 8) {
+            const uint32_t a[4] = {
+                tsr_tf32(m->a[first + g][k + t]), tsr_tf32(m->a[first + g + 8][k + t]),
+                tsr_tf32(m->a[first + g][k + t + 4]), tsr_tf32(m->a[first + g + 8][k + t + 4])};
+            tsr_mma_tf32(c, a, tsr_tf32(inverse_at(m, k + t, left + g)),
+                         tsr_tf32(inverse_at(m, k + t + 4, left + g)));
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            m->z[g + e / 2 * 8][left + 2 * t + e % 2] = c[e];
+    }
+    __syncthreads();
+    for (int left = 8 * warp; left < first; left += 8 * (SOLVERS / TSR_WARP)) {
+        float c[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int k = 0; k < PART; k += 8) {
+            const uint32_t a[4] = {tsr_tf32(inverse_at(m, first + g, first + k + t)),
+                                   tsr_tf32(inverse_at(m, first + g + 8, first + k + t)),
+                                   tsr_tf32(inverse_at(m, first + g, first + k + t + 4)),
+                                   tsr_tf32(inverse_at(m, first + g + 8, first + k + t + 4))};
+            tsr_mma_tf32(c, a, tsr_tf32(m->z[k + t][left + g]),
+                         tsr_tf32(m->z[k + t + 4][left + g]));
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            m->a[left + 2 * t + e % 2][first + g + e / 2 * 8] = -c[e];
+    }
+}
+
+template <typename E, int D>
+static __device__ __forceinline__ void invert_rest(solve_memory<E, D> *m)
+{
+    for (int first = PART; first < CHUNK; first += PART) {
+        __syncthreads();
+        invert_row<D>(m, first);
+    }
+    __syncthreads();
 }
 
 /* X with its columns scaled by beta, and by `grow` where that is wanted, as a tile. */
@@ -128,7 +172,7 @@ static __global__ void __launch_bounds__(SOLVERS) solve(const __grid_constant__ 
         }
     __syncthreads();
     invert_parts(m);
-    invert_rest(m);
+    invert_rest<E, D>(m);
     scale_inverse<E, D>(m, false);
     __syncthreads();
     put_product<E, D>(c.u, m, m->v, &c, chunk, head);
