@@ -6,8 +6,9 @@
  */
 #include "kernels/delta_rule.cuh"
 
-#define THREADS  256
-#define NORM_EPS 1e-6f /* of q and k */
+#define THREADS   256
+#define NORM_ROWS 2     /* of a lane, whose loads are under way together */
+#define NORM_EPS  1e-6f /* of q and k */
 
 /* ---- workspace ---- */
 
@@ -140,56 +141,87 @@ static __global__ void __launch_bounds__(THREADS) list_chunks(const __grid_const
 
 /* ---- what a token gives ---- */
 
-/* A thread has a chunk of a head. */
-static __global__ void __launch_bounds__(SOLVERS) read_gates(const __grid_constant__ delta_call c)
+/* A block has a chunk of 32 heads: beta of all its tokens, and the decays, which a warp then adds up head by head. */
+static __global__ void __launch_bounds__(THREADS) read_gates(const __grid_constant__ delta_call c)
 {
     tsr_kernel_begin();
+    __shared__ float decay[CHUNK][TSR_WARP + 1];
     delta_chunk chunk = chunk_of(&c, (int)blockIdx.x);
-    for (int head = (int)threadIdx.x; head < c.value_heads; head += SOLVERS) {
+    int lane = (int)threadIdx.x % TSR_WARP, warp = (int)threadIdx.x / TSR_WARP;
+    int first = (int)blockIdx.y * TSR_WARP, head = first + lane;
+    if (head < c.value_heads) {
         float rate = -expf(tsr_load(c.in.a_log.data, head, c.in.a_log.dtype));
-        float shift = tsr_load(c.in.dt_bias.data, head, c.in.dt_bias.dtype), total = 0;
+        float shift = tsr_load(c.in.dt_bias.data, head, c.in.dt_bias.dtype);
         float g_a = c.in.g_a ? c.in.g_a[head] : 1.0f, g_b = c.in.g_b ? c.in.g_b[head] : 1.0f;
-#pragma unroll 4
-        for (int i = 0; i < chunk.length; i++) {
+#pragma unroll
+        for (int i = warp; i < CHUNK; i += THREADS / TSR_WARP) {
+            decay[i][lane] = 0;
+            if (i >= chunk.length)
+                continue;
             int64_t at = (int64_t)(chunk.start + i) * c.value_heads + head;
             float x = g_a * tsr_load(c.in.a, at, c.dtype) + shift;
-            total += rate * (x > 20.0f ? x : log1pf(expf(x)));
+            decay[i][lane] = rate * (x > 20.0f ? x : log1pf(expf(x)));
             c.beta[at] = 1.0f / (1.0f + expf(-g_b * tsr_load(c.in.b, at, c.dtype)));
-            c.sum[at] = total;
         }
+    }
+    __syncthreads();
+    for (int i = warp; i < TSR_WARP && first + i < c.value_heads; i += THREADS / TSR_WARP) {
+        float low = decay[2 * lane][i], sum = low + decay[2 * lane + 1][i], own = sum;
+#pragma unroll
+        for (int step = 1; step < TSR_WARP; step *= 2) {
+            float other = __shfl_up_sync(0xffffffffu, sum, step);
+            sum += lane >= step ? other : 0;
+        }
+        int64_t at = (int64_t)(chunk.start + 2 * lane) * c.value_heads + first + i;
+        if (2 * lane < chunk.length)
+            c.sum[at] = sum - own + low;
+        if (2 * lane + 1 < chunk.length)
+            c.sum[at + c.value_heads] = sum;
     }
 }
 
-/* A warp has a head of queries or keys of a token. */
+/* D / 8 lanes have a head of queries or keys of a token, and then another. */
 template <typename E, int D>
 static __global__ void __launch_bounds__(THREADS) norm_heads(const __grid_constant__ delta_call c)
 {
     tsr_kernel_begin();
-    const int each = D / TSR_WARP;
-    int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
-    int lane = (int)threadIdx.x % TSR_WARP, heads = 2 * c.key_heads;
-    int64_t token = warp / heads, head = warp % heads;
+    const int lanes = D / TSR_VECTOR;
+    int64_t group = (int64_t)blockIdx.x * (THREADS / lanes) + threadIdx.x / lanes;
+    int64_t used = c.documents ? c.cu_seqlens[c.documents] : 0;
+    int column = (int)threadIdx.x % lanes * TSR_VECTOR, heads = 2 * c.key_heads;
     int64_t columns = (int64_t)heads * c.dk + (int64_t)c.value_heads * c.dv;
-    bool key = head >= c.key_heads;
-    if (token >= (c.documents ? c.cu_seqlens[c.documents] : 0))
-        return;
-    float x[each], squares = 0;
+    int count = max(0, min(c.dk - column, TSR_VECTOR));
+    tsr_raw8 bits[NORM_ROWS];
 #pragma unroll
-    for (int j = 0; j < each; j++) {
-        int column = j * TSR_WARP + lane;
-        x[j] = column < c.dk ? tsr_load(c.in.mixed, token * columns + head * c.dk + column, c.dtype)
-                             : 0;
-        squares += x[j] * x[j];
+    for (int r = 0; r < NORM_ROWS; r++) {
+        int64_t row = group * NORM_ROWS + r, token = row / heads;
+        bits[r] = tsr_raw_load(c.in.mixed, token * columns + row % heads * c.dk + column,
+                               token < used ? count : 0, c.dtype, c.whole && token < used && count);
     }
-    float rstd = 1.0f / sqrtf(tsr_warp_sum(squares) + NORM_EPS);
-    float scale = key ? rstd : rstd * rsqrtf((float)c.dk);
-    int64_t at = token * c.key_heads + (key ? head - c.key_heads : head);
-    E *out = (E *)(key ? c.k : c.q) + at * D;
 #pragma unroll
-    for (int j = 0; j < each; j++)
-        put(out + j * TSR_WARP + lane, x[j] * scale);
-    if (lane == 0)
-        (key ? c.k_rstd : c.q_rstd)[at] = rstd;
+    for (int r = 0; r < NORM_ROWS; r++) {
+        int64_t row = group * NORM_ROWS + r, token = row / heads, head = row % heads;
+        bool key = head >= c.key_heads;
+        float x[TSR_VECTOR], squares = 0;
+        tsr_raw_widen(x, bits[r], c.dtype);
+#pragma unroll
+        for (int j = 0; j < TSR_VECTOR; j++)
+            squares += x[j] * x[j];
+#pragma unroll
+        for (int offset = lanes / 2; offset; offset /= 2)
+            squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+        if (token >= used)
+            continue;
+        float rstd = 1.0f / sqrtf(squares + NORM_EPS);
+        float scale = key ? rstd : rstd * rsqrtf((float)c.dk);
+        int64_t at = token * c.key_heads + (key ? head - c.key_heads : head);
+        E *out = (E *)(key ? c.k : c.q) + at * D + column;
+#pragma unroll
+        for (int j = 0; j < TSR_VECTOR; j += 2)
+            put2(out + j, x[j] * scale, x[j + 1] * scale);
+        if (column == 0)
+            (key ? c.k_rstd : c.q_rstd)[at] = rstd;
+    }
 }
 
 /* Rows of tokens that are in no document become 0. */
@@ -220,9 +252,10 @@ tsr_status delta_check_shared(tsr_stream *stream, uint64_t bytes)
 template <typename E, int D>
 static tsr_status norm_heads_launch(tsr_stream *stream, const delta_call &c)
 {
-    int64_t warps = (int64_t)c.tokens * 2 * c.key_heads;
+    int64_t rows = (int64_t)c.tokens * 2 * c.key_heads;
     auto kernel = norm_heads<E, D>;
-    TSR_LAUNCH(kernel, tsr_blocks(warps, THREADS / TSR_WARP), THREADS, stream, c);
+    TSR_LAUNCH(kernel, tsr_blocks(rows, NORM_ROWS * THREADS / (D / TSR_VECTOR)), THREADS, stream,
+               c);
     return tsr_launched("delta_rule");
 }
 
@@ -230,7 +263,8 @@ static tsr_status norm_heads_launch(tsr_stream *stream, const delta_call &c)
 static tsr_status prepare(tsr_stream *stream, const delta_call *c)
 {
     TSR_LAUNCH(list_chunks, 1, THREADS, stream, *c);
-    TSR_LAUNCH(read_gates, (unsigned)c->chunks, SOLVERS, stream, *c);
+    TSR_LAUNCH(read_gates, dim3((unsigned)c->chunks, tsr_blocks(c->value_heads, TSR_WARP)), THREADS,
+               stream, *c);
     TSR_TRY(tsr_launched("delta_rule"));
     DELTA_LAUNCH(norm_heads, c, stream, *c);
     return delta_run_states(stream, c);

@@ -114,14 +114,21 @@ static __device__ __forceinline__ void invert_rest(solve_memory<E, D> *m)
     __syncthreads();
 }
 
-/* X with its columns scaled by beta, and by `grow` where that is wanted, as a tile. */
+/* X with its columns scaled by beta, and by `grow` where that is wanted, as a tile; as it is to `whole`, or NULL. */
 template <typename E, int D>
-static __device__ __forceinline__ void scale_inverse(solve_memory<E, D> *m, bool grow)
+static __device__ __forceinline__ void scale_inverse(solve_memory<E, D> *m, bool grow, E *whole)
 {
-    for (int at = (int)threadIdx.x; at < CHUNK * CHUNK; at += SOLVERS) {
-        int i = at / CHUNK, j = at % CHUNK;
-        float scale = m->gates.beta[j] * (grow ? m->gates.grow[j] : 1.0f);
-        put(m->t + tile_at<E, CHUNK>(i, j), inverse_at(m, i, j) * scale);
+    const int pairs = CHUNK / 2;
+#pragma unroll 4
+    for (int at = (int)threadIdx.x; at < CHUNK * pairs; at += SOLVERS) {
+        int i = at / pairs, j = at % pairs * 2;
+        float first = inverse_at(m, i, j), second = inverse_at(m, i, j + 1);
+        float scale[2] = {m->gates.beta[j], m->gates.beta[j + 1]};
+        if (grow)
+            scale[0] *= m->gates.grow[j], scale[1] *= m->gates.grow[j + 1];
+        if (whole)
+            put2(whole + 2 * at, first, second);
+        put2(m->t + tile_at<E, CHUNK>(i, j), first * scale[0], second * scale[1]);
     }
 }
 
@@ -173,18 +180,14 @@ static __global__ void __launch_bounds__(SOLVERS) solve(const __grid_constant__ 
     __syncthreads();
     invert_parts(m);
     invert_rest<E, D>(m);
-    scale_inverse<E, D>(m, false);
+    E *whole = (E *)c.inverse + ((int64_t)blockIdx.x * c.value_heads + head) * CHUNK * CHUNK;
+    scale_inverse<E, D>(m, false, c.train ? whole : NULL);
     __syncthreads();
     put_product<E, D>(c.u, m, m->v, &c, chunk, head);
     __syncthreads();
-    scale_inverse<E, D>(m, true);
+    scale_inverse<E, D>(m, true, (E *)NULL);
     __syncthreads();
     put_product<E, D>(c.w, m, m->k, &c, chunk, head);
-    if (!c.train)
-        return;
-    E *inverse = (E *)c.inverse + ((int64_t)blockIdx.x * c.value_heads + head) * CHUNK * CHUNK;
-    for (int at = (int)threadIdx.x; at < CHUNK * CHUNK; at += SOLVERS)
-        put(inverse + at, inverse_at(m, at / CHUNK, at % CHUNK));
 }
 
 /* ---- the states ---- */
