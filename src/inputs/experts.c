@@ -6,6 +6,19 @@ typedef struct {
     const char *change;
 } expert_key;
 
+/* Routers with sigmoid scores have a correction (model/arch/experts.h). */
+static tsr_status check_correction(const tsr_config *config, const tsr_model_config *model)
+{
+    static const char key[] = "router_bias_update_rate";
+    if (!(config->router_bias_update_rate > 0) || model->experts.scoring == TSR_ROUTE_SIGMOID)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: %s: found %g, which moves the correction biases of routers, and those of "
+                    "%s have none; leave it out (router_aux_loss_coef evens out loads too)",
+                    tsr_config_where(config, key), key, config->router_bias_update_rate,
+                    config->model_name_or_path);
+}
+
 tsr_status tsr_inputs_check_experts(const tsr_config *config, const tsr_model_config *model)
 {
     static const char without[] = "leave it out";
@@ -22,7 +35,7 @@ tsr_status tsr_inputs_check_experts(const tsr_config *config, const tsr_model_co
     };
     tsr_auto_text value = {0};
     if (model->experts.count)
-        return TSR_OK;
+        return check_correction(config, model);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const char *key = keys[i].key;
         if (!keys[i].asks)

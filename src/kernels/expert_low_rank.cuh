@@ -7,6 +7,10 @@
 #include "kernels/cuda.cuh"
 #include "kernels/expert_low_rank_backward.h"
 
+/* expert_low_rank_mma.cu: bf16 in vectors. */
+tsr_status tsr_expert_low_rank_mma(tsr_stream *stream,
+                                   const tsr_expert_low_rank_backward_args *args);
+
 /* Both are [rows, r] of dtype in the scratch, each on 16 bytes. */
 static __device__ __forceinline__ void *tsr_expert_low(const tsr_expert_low_rank_backward_args *a)
 {

@@ -6,6 +6,7 @@
  *          adds up the rows of its expert in order.
  */
 #include "kernels/expert_low_rank.cuh"
+#include "kernels/expert_tiles.cuh"
 
 #define THREADS 256
 
@@ -90,9 +91,18 @@ static tsr_status run_plainly(tsr_stream *stream, const tsr_expert_low_rank_back
     return tsr_launched("expert_low_rank_backward");
 }
 
+static bool in_vectors(const tsr_expert_low_rank_backward_args *args)
+{
+    return args->dtype == TSR_BF16 && args->in % TSR_VECTOR == 0 && args->out % TSR_VECTOR == 0 &&
+           args->rows.experts <= TSR_EXPERTS_MOST && (uintptr_t)args->db % 8 == 0 &&
+           tsr_vectors(args->r, args->x, args->dz, args->a, args->b);
+}
+
 extern "C" tsr_status
 tsr_expert_low_rank_backward_cuda(tsr_stream *stream, const tsr_expert_low_rank_backward_args *args)
 {
     TSR_TRY(tsr_expert_low_rank_backward_check(args));
+    if (args->rows.most && in_vectors(args))
+        return tsr_expert_low_rank_mma(stream, args);
     return run_plainly(stream, args);
 }

@@ -13,8 +13,8 @@
 
 /* In shared memory. */
 typedef struct {
-    int start[TSR_EXPERTS_MOST +
-              1]; /* blocks of rows before each expert of the range, and of all */
+    /* Of each expert of the range, and behind the last: the blocks of rows before it, and the rows. */
+    int start[TSR_EXPERTS_MOST + 1], row[TSR_EXPERTS_MOST + 1];
 } tsr_expert_starts;
 
 /* A tile: blocks of an expert's rows begin with its first. */
@@ -29,13 +29,14 @@ static __device__ __forceinline__ void tsr_expert_count(tsr_expert_starts *start
                                                         int count, int height)
 {
     const int32_t *offset = rows->offset + first;
-    for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x)
-        starts->start[i] = (offset[i + 1] - offset[i] + height - 1) / height;
+    for (int i = (int)threadIdx.x; i <= count; i += (int)blockDim.x)
+        starts->row[i] = offset[i];
     __syncthreads();
     if (threadIdx.x < TSR_WARP) {
         int lane = (int)threadIdx.x, before = 0;
         for (int i = lane; i - lane < count; i += TSR_WARP) {
-            int own = i < count ? starts->start[i] : 0, sum = own;
+            int there = i < count ? starts->row[i + 1] - starts->row[i] : 0;
+            int own = (there + height - 1) / height, sum = own;
 #pragma unroll
             for (int step = 1; step < TSR_WARP; step *= 2) {
                 int other = __shfl_up_sync(0xffffffffu, sum, step);
@@ -55,9 +56,8 @@ static __device__ __forceinline__ void tsr_expert_count(tsr_expert_starts *start
  * share rows and columns: a swath of blocks of rows goes through all columns. False: there are fewer. */
 static __device__ __forceinline__ bool tsr_expert_tile_at(tsr_expert_tile *tile,
                                                           const tsr_expert_starts *starts,
-                                                          const tsr_expert_rows *rows,
-                                                          int64_t first, int count, int height,
-                                                          int across, int width, int index)
+                                                          int count, int height, int across,
+                                                          int width, int index)
 {
     int low = 0, high = count;
     if (count == 0 || index >= starts->start[count] * across)
@@ -75,8 +75,8 @@ static __device__ __forceinline__ bool tsr_expert_tile_at(tsr_expert_tile *tile,
     int tall = min(TSR_EXPERT_SWATH, blocks - swath);
     index -= swath * across;
     tile->expert = low;
-    tile->row = rows->offset[first + low] + (swath + index % tall) * height;
-    tile->row_end = min(rows->offset[first + low + 1], tile->row + height);
+    tile->row = starts->row[low] + (swath + index % tall) * height;
+    tile->row_end = min(starts->row[low + 1], tile->row + height);
     tile->column = index / tall * width;
     return true;
 }

@@ -1,8 +1,12 @@
 /*
  * expert_weight.cu: contract expert_weight.h; reference expert_weight_ref.c. Which way is taken; and the kernel
  * of any format, dtype and shape, an element a thread.
+ *
+ * Where matrices leave no gaps, a range of experts is one tall matrix, which one launch of the kernels of
+ * nf4_dequant or nf4_merge decodes (nf4_stack.cuh).
  */
-#include "kernels/cuda.cuh"
+#include "kernels/nf4_merge.cuh"
+#include "kernels/nf4_stack.cuh"
 
 #define THREADS 256
 
@@ -46,14 +50,72 @@ static __global__ void __launch_bounds__(THREADS)
     tsr_store(a.out, at, a.r ? fmaf(a.scale, sum, value) : value, a.dtype);
 }
 
-extern "C" tsr_status tsr_expert_weight_cuda(tsr_stream *stream, const tsr_expert_weight_args *args)
+static tsr_status merge_plainly(tsr_stream *stream, const tsr_expert_weight_args *args)
 {
-    TSR_TRY(tsr_expert_weight_check(args));
-    if (args->count == 0)
-        return TSR_OK;
     stack_steps steps = {tsr_expert_granules(args->rows / args->parts, args->columns),
                          tsr_expert_groups(args->rows / args->parts, args->columns)};
     TSR_LAUNCH(merge_each, tsr_blocks(args->count * args->rows * args->columns, THREADS), THREADS,
                stream, *args, steps);
     return tsr_launched("expert_weight");
+}
+
+/* ---- all as one ---- */
+
+/* The range of experts as one matrix. */
+static tsr_nf4_merge_args tall_of(const tsr_expert_weight_args *a)
+{
+    int64_t before = a->first * a->rows * a->columns, blocks = before / TSR_NF4_BLOCK;
+    tsr_nf4_merge_args tall = {};
+    tsr_nf4_dequant_args *w = &tall.weight;
+    w->out = a->out;
+    w->codes = a->codes + before / 2;
+    w->absmax = (const char *)a->absmax + blocks * (a->nested ? 1 : (int64_t)sizeof(float));
+    w->nested_absmax = a->nested ? a->nested_absmax + blocks / TSR_NF4_NESTED_BLOCK : NULL;
+    w->nested_map = a->nested_map;
+    w->level = a->level;
+    w->count = a->count * a->rows * a->columns;
+    w->columns = a->columns;
+    w->nested = a->nested;
+    w->settled = a->settled;
+    w->dtype = a->dtype;
+    tall.a = a->r ? (const uint16_t *)a->a + a->first * a->r * a->columns : NULL;
+    tall.b = a->r ? (const uint16_t *)a->b + a->first * a->rows * a->r : NULL;
+    tall.r = a->r;
+    tall.scale = a->scale;
+    return tall;
+}
+
+static bool is_tall(const tsr_expert_weight_args *args, const tsr_nf4_merge_args *tall)
+{
+    const tsr_nf4_dequant_args *w = &tall->weight;
+    return tsr_expert_weight_whole(args) && w->count / TSR_NF4_BLOCK <= INT32_MAX &&
+           (uintptr_t)w->codes % 8 == 0 && (uintptr_t)w->out % 16 == 0 &&
+           (uintptr_t)tall->a % 16 == 0 && (uintptr_t)tall->b % 16 == 0;
+}
+
+static tsr_status merge_tall(tsr_stream *stream, const tsr_expert_weight_args *args,
+                             const tsr_nf4_merge_args *tall)
+{
+    tsr_nf4_stack stack = {};
+    stack.offset = args->nested ? args->offset + args->first * args->parts : NULL;
+    stack.matrix_rows = (int)(args->rows / args->parts);
+    stack.expert_rows = (int)args->rows;
+    if (tall->r == 0)
+        tsr_nf4_dequant_stack(stream, &tall->weight, &stack);
+    else if (tall->r >= TSR_NF4_MERGE_WGMMA && tsr_nf4_merge_stack_wgmma(stream, tall, &stack))
+        return tsr_launched("expert_weight");
+    else if (tall->r <= TSR_NF4_MERGE_LOW)
+        tsr_nf4_merge_stack_low(stream, tall, &stack);
+    else
+        TSR_TRY(tsr_nf4_merge_stack(stream, tall, &stack));
+    return tsr_launched("expert_weight");
+}
+
+extern "C" tsr_status tsr_expert_weight_cuda(tsr_stream *stream, const tsr_expert_weight_args *args)
+{
+    TSR_TRY(tsr_expert_weight_check(args));
+    if (args->count == 0)
+        return TSR_OK;
+    tsr_nf4_merge_args tall = tall_of(args);
+    return is_tall(args, &tall) ? merge_tall(stream, args, &tall) : merge_plainly(stream, args);
 }

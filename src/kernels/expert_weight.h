@@ -51,6 +51,11 @@ typedef struct {
 tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args);
 tsr_status tsr_expert_weight_ref(const tsr_expert_weight_args *args, tsr_pool *pool);
 
+/* Whether matrices leave no gaps between each other, and end where the tiles of a GPU's kernels end. Then
+ * these take all of them as one, at the speed of nf4_merge, and with its bits. Other shapes take longer there;
+ * with an adapter in 16 bits, an element may be rounded otherwise. */
+bool tsr_expert_weight_whole(const tsr_expert_weight_args *args);
+
 /* Granules of one matrix; and groups of 256 blocks. */
 static inline int64_t tsr_expert_granules(int64_t rows, int64_t columns)
 {

@@ -32,6 +32,18 @@ tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args)
     return TSR_OK;
 }
 
+#define TILE_ROWS 128 /* the most of the kernels of nf4_merge */
+
+bool tsr_expert_weight_whole(const tsr_expert_weight_args *args)
+{
+    int64_t rows = args->rows / args->parts, elements = rows * args->columns;
+    int64_t whole = args->nested ? TSR_NF4_BLOCK * TSR_NF4_NESTED_BLOCK : TSR_EXPERT_GRANULE;
+    if (args->format != TSR_EXPERTS_NF4 || elements % whole != 0)
+        return false;
+    return args->r == 0 ||
+           (rows % TILE_ROWS == 0 && tsr_nf4_merge_fused(args->dtype, args->columns, args->r));
+}
+
 /* Matrix `part` of expert e as nf4_merge takes it. */
 static tsr_nf4_merge_args matrix_of(const tsr_expert_weight_args *args, int64_t e, int64_t part)
 {

@@ -74,8 +74,7 @@ static __global__ void __launch_bounds__(THREADS)
     tsr_expert_tile tile;
     float sum[EACH][EACH] = {};
     tsr_expert_count(&starts, &a.rows, a.first, (int)a.count, TILE);
-    if (!tsr_expert_tile_at(&tile, &starts, &a.rows, a.first, (int)a.count, TILE, across, TILE,
-                            (int)blockIdx.x))
+    if (!tsr_expert_tile_at(&tile, &starts, (int)a.count, TILE, across, TILE, (int)blockIdx.x))
         return;
     for (int64_t first = 0; first < inner; first += CHUNK) {
         __syncthreads();

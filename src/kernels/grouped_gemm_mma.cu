@@ -114,8 +114,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     p.inner = (int)(BACKWARD ? args.out : args.in);
     p.outer = (int)(BACKWARD ? args.in : args.out);
     tsr_expert_count(&starts, &args.rows, args.first, (int)args.count, TILE);
-    if (!tsr_expert_tile_at(&p.tile, &starts, &args.rows, args.first, (int)args.count, TILE,
-                            (p.outer + TILE - 1) / TILE, TILE, (int)blockIdx.x))
+    if (!tsr_expert_tile_at(&p.tile, &starts, (int)args.count, TILE, (p.outer + TILE - 1) / TILE,
+                            TILE, (int)blockIdx.x))
         return;
     find_rows(&p);
     for (int i = 0; i < STAGES - 1; i++)

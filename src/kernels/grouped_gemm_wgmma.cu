@@ -65,9 +65,8 @@ static __device__ __forceinline__ void next_stage(grouped_ring *ring)
 static __device__ __forceinline__ __attribute__((unused)) bool
 tile_at(tsr_expert_tile *tile, const grouped_work *work, int index)
 {
-    const tsr_grouped_gemm_args *a = work->args;
-    return tsr_expert_tile_at(tile, work->starts, &a->rows, a->first, (int)a->count, ROWS,
-                              work->across, ACROSS, index);
+    return tsr_expert_tile_at(tile, work->starts, (int)work->args->count, ROWS, work->across,
+                              ACROSS, index);
 }
 
 /* ---- copies ---- */

@@ -19,7 +19,7 @@
  *                bound; beside it a launch costs some 0.6 us, 5 % of a 4096 x 4096 weight.
  */
 #include "kernels/mma.cuh"
-#include "kernels/nf4_scale.cuh"
+#include "kernels/nf4_stack.cuh"
 
 #define THREADS      256
 #define TURNS        8
@@ -35,6 +35,16 @@
 
 static_assert(WARP_WORDS * WORD == TSR_WARP * TSR_NF4_BLOCK, "a block's scale for each lane");
 
+/* Of block `block`; stack NULL: of one matrix, else its rows are blocks. */
+static __device__ __forceinline__ float scale_at(const tsr_nf4_dequant_args *a,
+                                                 const tsr_nf4_stack *stack, int64_t block)
+{
+    if (!stack)
+        return tsr_nf4_scale(a, block);
+    return tsr_nf4_scale_from(a, tsr_nf4_find_scale(a, block),
+                              tsr_nf4_stack_offset(stack, a, block));
+}
+
 /* ---- any dtype ---- */
 
 /* Bytes are in memory order from the lowest, and a byte's first element is its high nibble. */
@@ -49,10 +59,11 @@ static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, f
 }
 
 /* row_words: words of a row; 0: no row factor. */
-static __global__ void __launch_bounds__(THREADS)
-    dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
+static __device__ __forceinline__ void dequantize_words(const tsr_nf4_dequant_args *args,
+                                                        const tsr_nf4_stack *stack, int64_t words,
+                                                        uint32_t row_words)
 {
-    tsr_kernel_begin();
+    const tsr_nf4_dequant_args &a = *args;
     int lane = threadIdx.x % TSR_WARP;
     int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
     int64_t first = warp * WARP_WORDS, block = first / (TSR_NF4_BLOCK / WORD) + lane;
@@ -63,7 +74,7 @@ static __global__ void __launch_bounds__(THREADS)
         codes[turn] = word < words ? __ldcs((const uint32_t *)a.codes + word) : 0;
     }
     float level = a.level[lane % 16];
-    float own = block * (TSR_NF4_BLOCK / WORD) < words ? tsr_nf4_scale(&a, block) : 0;
+    float own = block * (TSR_NF4_BLOCK / WORD) < words ? scale_at(&a, stack, block) : 0;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t word = first + turn * TSR_WARP + lane;
@@ -80,6 +91,20 @@ static __global__ void __launch_bounds__(THREADS)
         }
         tsr_store8(a.out, word * WORD, value, a.dtype);
     }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
+{
+    tsr_kernel_begin();
+    dequantize_words(&a, NULL, words, row_words);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    dequantize_stack(const tsr_nf4_dequant_args a, const tsr_nf4_stack stack, int64_t words)
+{
+    tsr_kernel_begin();
+    dequantize_words(&a, &stack, words, 0);
 }
 
 /* ---- to bf16, by whole tiles ---- */
@@ -129,22 +154,20 @@ static __device__ __forceinline__ uint4 results_word(const nf4_results *r, uint3
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* Everything until the bulk copy is this kernel's own: it does not wait for the one before. */
-static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
-    decode_ahead(const tsr_nf4_dequant_args a)
+/* A warp's words from `first` on. Until that is stored all is this kernel's own: it does not wait for the one
+ * before. */
+static __device__ __forceinline__ void decode(char *tile, const tsr_nf4_dequant_args *a,
+                                              const tsr_nf4_stack *stack, int64_t first)
 {
-    __shared__ __align__(128) char tiles[AHEAD_WARPS][TILE_BYTES];
     tsr_kernel_next();
-    int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
-    int64_t first = ((int64_t)blockIdx.x * AHEAD_WARPS + warp) * WARP_WORDS;
+    int lane = threadIdx.x % TSR_WARP;
     int turned = (lane + lane / TURNS) % TURNS; /* a bank for each lane of a quarter */
-    char *tile = tiles[warp];
     uint32_t codes[TURNS];
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
-        codes[turn] = __ldcs((const uint32_t *)a.codes + first + turn * TSR_WARP + lane);
+        codes[turn] = __ldcs((const uint32_t *)a->codes + first + turn * TSR_WARP + lane);
     nf4_results results =
-        results_of(a.level, tsr_nf4_scale(&a, first / (TSR_NF4_BLOCK / WORD) + lane));
+        results_of(a->level, scale_at(a, stack, first / (TSR_NF4_BLOCK / WORD) + lane));
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
         ((uint32_t *)tile)[turn * TSR_WARP + lane] = codes[turn];
@@ -159,9 +182,37 @@ static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
             results_word(&results, codes[turn]);
     tsr_bulk_written();
     __syncwarp();
+}
+
+static __device__ __forceinline__ int64_t warp_first(void)
+{
+    return ((int64_t)blockIdx.x * AHEAD_WARPS + threadIdx.x / TSR_WARP) * WARP_WORDS;
+}
+
+static __device__ __forceinline__ void store(const tsr_nf4_dequant_args *a, const char *tile)
+{
+    if (threadIdx.x % TSR_WARP == 0)
+        tsr_bulk_store((uint4 *)a->out + warp_first(), tile, TILE_BYTES);
+}
+
+static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
+    decode_ahead(const tsr_nf4_dequant_args a)
+{
+    __shared__ __align__(128) char tiles[AHEAD_WARPS][TILE_BYTES];
+    char *tile = tiles[threadIdx.x / TSR_WARP];
+    decode(tile, &a, NULL, warp_first());
     tsr_kernel_begin();
-    if (lane == 0)
-        tsr_bulk_store((uint4 *)a.out + first, tile, TILE_BYTES);
+    store(&a, tile);
+}
+
+static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
+    decode_stack_ahead(const tsr_nf4_dequant_args a, const tsr_nf4_stack stack)
+{
+    __shared__ __align__(128) char tiles[AHEAD_WARPS][TILE_BYTES];
+    char *tile = tiles[threadIdx.x / TSR_WARP];
+    decode(tile, &a, &stack, warp_first());
+    tsr_kernel_begin();
+    store(&a, tile);
 }
 
 /* ---- element by element ---- */
@@ -216,4 +267,18 @@ extern "C" tsr_status tsr_nf4_dequant_cuda(tsr_stream *stream, const tsr_nf4_deq
         TSR_LAUNCH(dequantize_each, tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, stream, *args,
                    words * WORD);
     return args->count ? tsr_launched("nf4_dequant") : TSR_OK;
+}
+
+void tsr_nf4_dequant_stack(tsr_stream *stream, const tsr_nf4_dequant_args *args,
+                           const tsr_nf4_stack *stack)
+{
+    int64_t words = args->count / WORD;
+    tsr_nf4_stack blocks = *stack;
+    blocks.matrix_rows = (int)(stack->matrix_rows * args->columns / TSR_NF4_BLOCK);
+    if (takes_ahead(stream, args, words))
+        TSR_LAUNCH(decode_stack_ahead, tsr_blocks(words, AHEAD_WARPS * WARP_WORDS), AHEAD_THREADS,
+                   stream, *args, blocks);
+    else
+        TSR_LAUNCH(dequantize_stack, tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)),
+                   THREADS, stream, *args, blocks, words);
 }

@@ -11,6 +11,7 @@
  * Cost     nf4_dequant's bytes, 40 KB for a tile; A and B from L2, 512 bytes a rank for a tile.
  */
 #include "kernels/nf4_merge.cuh"
+#include "kernels/nf4_stack.cuh"
 
 #define THREADS 128
 #define TILE    128 /* rows, and columns, of a block */
@@ -28,10 +29,12 @@ typedef struct {
 /* A block's place. */
 typedef struct {
     const tsr_nf4_merge_args *args;
+    const __nv_bfloat16 *a;
     int64_t rows, columns, row, column;
 } merge_place;
 
-static __device__ __forceinline__ merge_place place_of(const tsr_nf4_merge_args *a)
+static __device__ __forceinline__ merge_place place_of(const tsr_nf4_merge_args *a,
+                                                       const tsr_nf4_stack *stack)
 {
     merge_place p;
     p.args = a;
@@ -40,6 +43,9 @@ static __device__ __forceinline__ merge_place place_of(const tsr_nf4_merge_args 
     unsigned across = (unsigned)((p.columns + TILE - 1) / TILE);
     p.row = (int64_t)(blockIdx.x / across) * TILE;
     p.column = (int64_t)(blockIdx.x % across) * TILE;
+    p.a = (const __nv_bfloat16 *)a->a;
+    if (stack)
+        p.a += (uint32_t)p.row / (uint32_t)stack->expert_rows * a->r * p.columns;
     return p;
 }
 
@@ -47,7 +53,7 @@ static __device__ __forceinline__ merge_place place_of(const tsr_nf4_merge_args 
 static __device__ __forceinline__ void fetch(merge_stage *stage, const merge_place *p,
                                              int64_t first)
 {
-    const __nv_bfloat16 *a = (const __nv_bfloat16 *)p->args->a;
+    const __nv_bfloat16 *a = p->a;
     const __nv_bfloat16 *b = (const __nv_bfloat16 *)p->args->b;
     int64_t r = p->args->r;
     if (first < r)
@@ -116,15 +122,15 @@ static __device__ __forceinline__ void product(float c[4][8][4], merge_stage *st
     }
 }
 
+/* stack NULL: one matrix. */
 template <int KIND>
-static __global__ void __launch_bounds__(THREADS, 2)
-    merge(const __grid_constant__ tsr_nf4_merge_args args)
+static __device__ __forceinline__ void merge_tile(const tsr_nf4_merge_args *args,
+                                                  const tsr_nf4_stack *stack)
 {
-    tsr_kernel_begin();
     extern __shared__ __align__(16) char memory[];
     merge_stage *stage = (merge_stage *)memory;
-    merge_place p = place_of(&args);
-    const tsr_nf4_dequant_args *w = &args.weight;
+    merge_place p = place_of(args, stack);
+    const tsr_nf4_dequant_args *w = &args->weight;
     int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
     int row = warp / 2 * SIDE, column = warp % 2 * SIDE;
     int64_t first = p.row + row, strip = p.column + column;
@@ -138,36 +144,66 @@ static __global__ void __launch_bounds__(THREADS, 2)
     /* Of the lane's row of the first 32, and of the others. */
     tsr_nf4_found found[2] = {tsr_merge_find_scale(w, p.rows, first + lane, strip),
                               tsr_merge_find_scale(w, p.rows, first + lane + TSR_WARP, strip)};
-    float of_row[2] = {tsr_merge_find_row(&args, p.rows, first + lane, KIND),
-                       tsr_merge_find_row(&args, p.rows, first + lane + TSR_WARP, KIND)};
-    tsr_merge_levels levels = tsr_merge_find_levels(&args, KIND);
+    float of_row[2] = {tsr_merge_find_row(args, p.rows, first + lane, KIND),
+                       tsr_merge_find_row(args, p.rows, first + lane + TSR_WARP, KIND)};
+    tsr_merge_levels levels = tsr_merge_find_levels(args, KIND);
     product(c, stage, &p, row, column);
+    float offset = stack ? tsr_nf4_stack_offset(stack, w, p.row) : w->offset;
     tsr_merge_scales scales[2];
     float squares[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        scales[i] = tsr_merge_make_scales(tsr_nf4_scale_of(w, found[i]), of_row[i], KIND);
+        scales[i] = tsr_merge_make_scales(tsr_nf4_scale_from(w, found[i], offset), of_row[i], KIND);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         tsr_merge_scales own = tsr_merge_scales_of(scales[i / 4], i % 4 * 8 + lane / 4, KIND);
-        squares[i % 2] = tsr_merge_write(&args, p.rows, first + 8 * i + lane / 4, strip, c[i / 2],
+        squares[i % 2] = tsr_merge_write(args, p.rows, first + 8 * i + lane / 4, strip, c[i / 2],
                                          i % 2, codes[i / 2][i % 2], levels, own, KIND);
         if (KIND != TSR_MERGE_PLAIN && i % 2 && strip < p.columns)
-            tsr_merge_partials(&args, p.rows, first + i / 2 * 16, strip / TSR_NF4_BLOCK, squares);
+            tsr_merge_partials(args, p.rows, first + i / 2 * 16, strip / TSR_NF4_BLOCK, squares);
     }
+}
+
+template <int KIND>
+static __global__ void __launch_bounds__(THREADS, 2)
+    merge(const __grid_constant__ tsr_nf4_merge_args args)
+{
+    tsr_kernel_begin();
+    merge_tile<KIND>(&args, NULL);
+}
+
+static __global__ void __launch_bounds__(THREADS, 2)
+    merge_of_stack(const __grid_constant__ tsr_nf4_merge_args args,
+                   const __grid_constant__ tsr_nf4_stack stack)
+{
+    tsr_kernel_begin();
+    merge_tile<TSR_MERGE_PLAIN>(&args, &stack);
+}
+
+static unsigned blocks_of(const tsr_nf4_dequant_args *w)
+{
+    return (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
+}
+
+tsr_status tsr_nf4_merge_stack(tsr_stream *stream, const tsr_nf4_merge_args *args,
+                               const tsr_nf4_stack *stack)
+{
+    int bytes = STAGES * (int)sizeof(merge_stage);
+    TSR_TRY(tsr_allow_shared(stream, (const void *)merge_of_stack, bytes, "nf4_merge"));
+    TSR_LAUNCH_SHARED(merge_of_stack, blocks_of(&args->weight), THREADS, (size_t)bytes, stream,
+                      *args, *stack);
+    return TSR_OK;
 }
 
 static tsr_status merge_tiles(tsr_stream *stream, const tsr_nf4_merge_args *args)
 {
-    const tsr_nf4_dequant_args *w = &args->weight;
     int bytes = STAGES * (int)sizeof(merge_stage);
     void (*const kernels[TSR_MERGE_KINDS])(const tsr_nf4_merge_args) = {merge<0>, merge<1>,
                                                                         merge<2>, merge<3>};
     int kind = tsr_merge_kind(args);
-    unsigned blocks =
-        (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
     TSR_TRY(tsr_allow_shared(stream, (const void *)kernels[kind], bytes, "nf4_merge"));
-    TSR_LAUNCH_SHARED(kernels[kind], blocks, THREADS, (size_t)bytes, stream, *args);
+    TSR_LAUNCH_SHARED(kernels[kind], blocks_of(&args->weight), THREADS, (size_t)bytes, stream,
+                      *args);
     if (kind != TSR_MERGE_PLAIN)
         tsr_nf4_merge_finish(stream, args, TSR_NF4_BLOCK);
     return TSR_OK;

@@ -26,12 +26,18 @@ static __device__ __forceinline__ tsr_nf4_found tsr_nf4_find_scale(const tsr_nf4
 }
 
 /* The products and the sum are rounded each by itself. */
-static __device__ __forceinline__ float tsr_nf4_scale_of(const tsr_nf4_dequant_args *a,
-                                                         tsr_nf4_found found)
+static __device__ __forceinline__ float tsr_nf4_scale_from(const tsr_nf4_dequant_args *a,
+                                                           tsr_nf4_found found, float offset)
 {
     if (!a->nested)
         return found.value;
-    return __fadd_rn(__fmul_rn(a->nested_map[found.place], found.value), a->offset);
+    return __fadd_rn(__fmul_rn(a->nested_map[found.place], found.value), offset);
+}
+
+static __device__ __forceinline__ float tsr_nf4_scale_of(const tsr_nf4_dequant_args *a,
+                                                         tsr_nf4_found found)
+{
+    return tsr_nf4_scale_from(a, found, a->offset);
 }
 
 /* One branch for both halves: with two, nf4_merge_low.cu spills. */

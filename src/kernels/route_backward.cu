@@ -6,7 +6,7 @@
  *          stage, two stages. dlogits is fp32 and taken as a sum of two bf16, its upper and lower half
  *          (16 bits of it). Anything else in fp32 on the other cores, in order. Neither depends on the
  *          number of tokens.
- * stats    A block has 64 tokens: the largest logit and the sum of each by warps, then a column of them a
+ * stats    A block has 32 tokens: the largest logit and the sum of each by warps, then a column of them a
  *          thread. Sums are of integers, so atomics give the same numbers in any order.
  * Cost     as in route.h; dlogits is read from L2 by h / 128 blocks, W by T / 64.
  */
@@ -260,6 +260,8 @@ extern "C" tsr_status tsr_route_backward_cuda(tsr_stream *stream,
 
 /* ---- statistics ---- */
 
+#define GROUP 32 /* tokens of a block */
+
 typedef unsigned long long counter; /* what atomicAdd takes of 64 bits */
 
 static __global__ void __launch_bounds__(ROUTE_THREADS)
@@ -280,7 +282,7 @@ static __global__ void __launch_bounds__(ROUTE_THREADS)
 static __device__ __forceinline__ void add_probabilities(const tsr_route_stats_args *a,
                                                          int64_t first, int count)
 {
-    __shared__ float most[TOKENS], inverse[TOKENS];
+    __shared__ float most[GROUP], inverse[GROUP];
     int experts = (int)a->experts, width = min(experts, ROUTE_THREADS);
     int together = ROUTE_THREADS / width;
     for (int t = (int)threadIdx.x / TSR_WARP; t < count; t += ROUTE_WARPS)
@@ -304,8 +306,8 @@ static __global__ void __launch_bounds__(ROUTE_THREADS)
 {
     tsr_kernel_begin();
     __shared__ int slots[TSR_ROUTE_MOST_EXPERTS], left_out;
-    int64_t first = (int64_t)blockIdx.x * TOKENS;
-    int count = (int)min((int64_t)TOKENS, a.tokens - first);
+    int64_t first = (int64_t)blockIdx.x * GROUP;
+    int count = (int)min((int64_t)GROUP, a.tokens - first);
     for (int e = threadIdx.x; e < a.experts; e += ROUTE_THREADS)
         slots[e] = 0;
     if (threadIdx.x == 0)
@@ -332,6 +334,6 @@ extern "C" tsr_status tsr_route_stats_cuda(tsr_stream *stream, const tsr_route_s
     if (args->begin)
         TSR_LAUNCH(begin_stats, 1, ROUTE_THREADS, stream, *args);
     if (args->tokens)
-        TSR_LAUNCH(add_stats, tsr_blocks(args->tokens, TOKENS), ROUTE_THREADS, stream, *args);
+        TSR_LAUNCH(add_stats, tsr_blocks(args->tokens, GROUP), ROUTE_THREADS, stream, *args);
     return tsr_launched("route_stats");
 }

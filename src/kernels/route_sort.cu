@@ -13,6 +13,7 @@
 #include "kernels/route.h"
 
 #define THREADS 256
+#define ADDERS  1024 /* threads of launch two, which all add; the first eight warps place */
 #define WARPS   (THREADS / TSR_WARP)
 #define ALL     0xffffffffu
 #define MOST    TSR_ROUTE_MOST_EXPERTS
@@ -50,12 +51,12 @@ static __global__ void __launch_bounds__(THREADS) count_parts(const __grid_const
 static __device__ __forceinline__ void add_parts(int *before, int *total, const sorting *s)
 {
     int mine = (int)blockIdx.x * s->experts, all = (int)gridDim.x * s->experts;
-    for (int e = threadIdx.x; e < s->experts; e += THREADS)
+    for (int e = threadIdx.x; e < s->experts; e += ADDERS)
         before[e] = total[e] = 0;
     __syncthreads();
-    int step = THREADS % s->experts, e = (int)threadIdx.x % s->experts;
+    int step = ADDERS % s->experts, e = (int)threadIdx.x % s->experts;
 #pragma unroll 8
-    for (int i = threadIdx.x; i < all; i += THREADS) {
+    for (int i = threadIdx.x; i < all; i += ADDERS) {
         int count = s->r.parts[i];
         atomicAdd(&total[e], count);
         if (i < mine)
@@ -106,26 +107,26 @@ static __device__ __forceinline__ void place(const sorting *s, int *next, const 
         s->r.slot[row] = slot;
 }
 
-static __global__ void __launch_bounds__(THREADS) place_slots(const __grid_constant__ sorting s)
+static __global__ void __launch_bounds__(ADDERS) place_slots(const __grid_constant__ sorting s)
 {
     tsr_kernel_begin();
     __shared__ int before[MOST], offset[MOST + 1], next[WARPS * MOST];
     int lane = threadIdx.x % TSR_WARP, warp = (int)threadIdx.x / TSR_WARP;
     int of_warp = s.each / WARPS, first = (int)blockIdx.x * s.each + warp * of_warp;
-    int end = min(s.slots, first + of_warp);
+    int end = warp < WARPS ? min(s.slots, first + of_warp) : first; /* the others place none */
     add_parts(before, next, &s);
     if (warp == 0)
         sum_offsets(offset, next, &s);
     __syncthreads();
 
     /* How many slots of each expert a warp has, and then how many come before its own. */
-    for (int i = threadIdx.x; i < WARPS * s.experts; i += THREADS)
+    for (int i = threadIdx.x; i < WARPS * s.experts; i += ADDERS)
         next[i] = 0;
     __syncthreads();
     for (int slot = first + lane; slot < end; slot += TSR_WARP)
         atomicAdd(&next[warp * s.experts + s.r.id[slot]], 1);
     __syncthreads();
-    for (int e = threadIdx.x; e < s.experts; e += THREADS) {
+    for (int e = threadIdx.x; e < s.experts; e += ADDERS) {
         int sum = before[e];
         for (int w = 0; w < WARPS; w++) {
             int count = next[w * s.experts + e];
@@ -137,11 +138,11 @@ static __global__ void __launch_bounds__(THREADS) place_slots(const __grid_const
 
     for (int slot = first + lane; slot - lane < end; slot += TSR_WARP)
         place(&s, next + warp * s.experts, offset, slot, end);
-    int kept = offset[s.experts], all = (int)gridDim.x * THREADS;
-    for (int row = kept + (int)(blockIdx.x * THREADS + threadIdx.x); row < s.slots; row += all)
+    int kept = offset[s.experts], all = (int)gridDim.x * ADDERS;
+    for (int row = kept + (int)(blockIdx.x * ADDERS + threadIdx.x); row < s.slots; row += all)
         s.r.slot[row] = -1;
     if (blockIdx.x == 0)
-        for (int e = threadIdx.x; e <= s.experts; e += THREADS)
+        for (int e = threadIdx.x; e <= s.experts; e += ADDERS)
             s.r.offset[e] = offset[e];
 }
 
@@ -158,6 +159,6 @@ extern "C" tsr_status tsr_route_sort_cuda(tsr_stream *stream, const tsr_route_so
         s.each = THREADS;
     unsigned parts = s.slots ? tsr_blocks(s.slots, s.each) : 1;
     TSR_LAUNCH(count_parts, parts, THREADS, stream, s);
-    TSR_LAUNCH(place_slots, parts, THREADS, stream, s);
+    TSR_LAUNCH(place_slots, parts, ADDERS, stream, s);
     return tsr_launched("route_sort");
 }

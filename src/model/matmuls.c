@@ -110,14 +110,14 @@ static tsr_status list_layer(const listing *l, int unit)
     tsr_layer_memory memory = {kept, pointer, pointer, pointer, pointer, shared, shared};
     tsr_model_tables tables = {0};
     tsr_layer_input input = {pointer, NULL, NULL};
-    tsr_layer_gradients gradients[TSR_BLOCK_MATRICES];
+    tsr_layer_gradients gradients[TSR_BLOCK_WEIGHTS];
     layer_of(&layer, l, unit);
     layer.made8 = made8;
     for (int i = 0; i < TSR_BLOCK_VALUES; i++)
         kept[i] = pointer;
     for (int i = 0; i < TSR_SHARED_SLOTS; i++)
         shared[i] = pointer;
-    for (int i = 0; i < TSR_BLOCK_MATRICES; i++)
+    for (int i = 0; i < TSR_BLOCK_WEIGHTS; i++)
         gradients[i] = (tsr_layer_gradients){pointer, pointer, pointer};
     TSR_TRY(tsr_layer_forward(&l->context, &tables, &layer, &batch, &memory, &input, &whole));
     if (!l->train || unit < l->options->layout->first_trained)

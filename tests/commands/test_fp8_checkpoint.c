@@ -146,12 +146,12 @@ static int setup(void **state)
     plain = names[1];
     write_model(coded, m.coded, m.coded_count, true);
     write_model(plain, m.plain, m.plain_count, false);
-    tsr_safetensors_close(file);
     for (int i = 0; i < m.plain_count; i++)
         free((void *)m.plain[i].data);
     for (int i = 0; i < m.coded_count; i++)
         if (m.coded[i].dtype == TSR_F8_E4M3 || strstr(m.coded[i].name, TSR_FP8_SCALE_SUFFIX))
             free((void *)m.coded[i].data);
+    tsr_safetensors_close(file);
     return 0;
 }
 

@@ -206,11 +206,11 @@ static void sum_and_backward_are_their_definitions(void **state)
         expect_backward(&d);
         /* In place; and without dp, act is not needed. */
         int64_t rows = d.routes.offset[shapes[i / 2][2]];
-        float *apart = d.backward.dact_out;
+        float *apart = d.backward.dact_out, *dp = d.backward.dp;
         d.backward.dact_out = d.dact, d.backward.dp = NULL, d.backward.act = NULL;
         RUN_OK(run_backward(&d, test_pool(2)));
         assert_memory_equal(d.dact, apart, (size_t)(rows * d.backward.inner) * sizeof(float));
-        d.backward.dact_out = apart;
+        d.backward.dact_out = apart, d.backward.dp = dp;
         free_combine(&d);
     }
 }

@@ -177,6 +177,70 @@ static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
     return tsr_block_linear(b, act, downs[part], b->width, bias);
 }
 
+static const char *const routers[] = {"a.gate", "b.gate", "c.gate"};
+static const char *const biases[] = {"a.gate.bias", "b.gate.bias", "c.gate.bias"};
+static const char *const corrections[] = {"a.correction", "b.correction", "c.correction"};
+static const char *const factors[] = {"a.scale", "b.scale", "c.scale"};
+static const char *const gate_ups[] = {"a.experts.gate_up", "b.experts.gate_up",
+                                       "c.experts.gate_up"};
+static const char *const expert_downs[] = {"a.experts.down", "b.experts.down", "c.experts.down"};
+
+static tsr_block_routes route(tsr_block *b, dice *d, int part, int16_t h, int32_t *experts)
+{
+    int32_t size = 2 + (int32_t)roll(d, 3), groups = 1 + (int32_t)roll(d, 3);
+    int32_t count = *experts = size * groups;
+    int32_t k = 1 + (int32_t)roll(d, count < 4 ? (uint64_t)count : 4);
+    int32_t least = (k + size - 1) / size; /* groups that have so many */
+    bool grouped = roll(d, 2), linear = roll(d, 4) == 0;
+    const tsr_route_spec spec = {
+        .experts = count,
+        .chosen = k,
+        .scoring = (tsr_route_scoring)roll(d, 3),
+        .normalise = roll(d, 2),
+        .groups = grouped ? groups : 0,
+        .chosen_groups = grouped ? least + (int32_t)roll(d, (uint64_t)(groups - least + 1)) : 0,
+        .scale = roll(d, 2) ? 1.5f : 0};
+    tsr_router_names names = {.weight = linear ? NULL : routers[part],
+                              .bias = roll(d, 2) && !linear ? biases[part] : NULL,
+                              .correction = roll(d, 2) ? corrections[part] : NULL,
+                              .expert_scale = roll(d, 2) ? factors[part] : NULL};
+    const tsr_matrix router = {
+        .name = routers[part], .out = (uint64_t)count, .in = b->width, .router = true};
+    if (linear)
+        tsr_block_linears(b, &h, h, &router, 1);
+    return tsr_block_route(b, h, &names, &spec);
+}
+
+/* The experts' MLPs, and perhaps one beside them. */
+static int16_t sparse_mlp(tsr_block *b, dice *d, int part, int16_t h)
+{
+    static const tsr_stack_names files = {.fused = "experts"};
+    uint64_t f = 8 * (1 + roll(d, 3));
+    bool bias = roll(d, 2);
+    int32_t count;
+    tsr_block_routes routes = route(b, d, part, h, &count);
+    const tsr_stack gate_up = {.name = gate_ups[part],
+                               .files = &files,
+                               .experts = (uint64_t)count,
+                               .out = 2 * f,
+                               .in = b->width,
+                               .parts = 2,
+                               .bias = bias};
+    const tsr_stack down = {.name = expert_downs[part],
+                            .files = &files,
+                            .experts = (uint64_t)count,
+                            .out = b->width,
+                            .in = f,
+                            .parts = 1,
+                            .bias = bias};
+    int16_t rows = tsr_block_experts(b, h, &routes, &gate_up);
+    int16_t act = tsr_block_glu(b, rows, TSR_NONE, activations[roll(d, 3)]);
+    int16_t y = tsr_block_combine(b, act, &routes, &down);
+    if (roll(d, 2))
+        y = tsr_block_plus(b, y, mlp(b, d, part, h), (tsr_value_name){"mlp", "both"});
+    return y;
+}
+
 /* What a part is added as: as it is, normed, or scaled. */
 static int16_t settled(tsr_block *b, dice *d, int part, int16_t value)
 {
@@ -199,8 +263,10 @@ void random_block(tsr_block *out, uint64_t seed)
     for (int part = 0; part < parts; part++) {
         int16_t h = tsr_block_norm(out, &r, norms[part], 1e-5f, (tsr_value_name){"x", "a sum"},
                                    (tsr_value_name){"h", "its norm"});
-        uint64_t kind = roll(&d, 12);
-        int16_t y = kind < 4    ? attention(out, &d, part, head_dim, h)
+        uint64_t kind = roll(&d, 16);
+        bool sparse = kind >= 12 && !out->stack_count;
+        int16_t y = sparse      ? sparse_mlp(out, &d, part, h)
+                    : kind < 4  ? attention(out, &d, part, head_dim, h)
                     : kind < 8  ? mlp(out, &d, part, h)
                     : kind < 11 ? linear_attention(out, &d, part, h)
                                 : latent(out, &d, part, head_dim, h);
@@ -215,15 +281,18 @@ void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t s
 {
     dice d = {seed ^ 0x5eed, 0};
     uint64_t share = 1 + roll(&d, 4); /* of the linears have an adapter */
-    memset(traits, 0, TSR_BLOCK_MATRICES * sizeof *traits);
+    memset(traits, 0, TSR_BLOCK_WEIGHTS * sizeof *traits);
     for (int i = 0; i < block->matrix_count; i++) {
         bool adapted = roll(&d, 4) < share, dora = roll(&d, 2), low = roll(&d, 2);
-        if (adapted)
+        if (adapted && !block->matrix[i].router)
             traits[i] = (tsr_matrix_traits){.r = 8 * (1 + roll(&d, 2)),
                                             .dora = dora,
                                             .composes = dora && dropout,
                                             .keeps_low = low};
     }
+    for (int i = 0; i < block->stack_count; i++)
+        if (roll(&d, 4) < share)
+            traits[tsr_stack_weight(i)].r = 8 * (1 + roll(&d, 2));
 }
 
 tsr_keep random_keep(uint64_t seed, int how)

@@ -11,7 +11,7 @@
 void random_block(tsr_block *out, uint64_t seed);
 
 /* What its linears have beside their weights: some have an adapter, LoRA or DoRA, where `dropout` composed. traits:
- * [TSR_BLOCK_MATRICES], written. */
+ * [TSR_BLOCK_WEIGHTS], written. */
 void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t seed, bool dropout);
 
 /* What it may keep: with `how` 0 everything, 1 any set, 2 nothing. */

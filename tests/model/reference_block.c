@@ -9,9 +9,15 @@
 
 #include <cmocka.h>
 
+enum { MOST_SLOTS = 256, MOST_EXPERTS = 32 };
+
 typedef struct {
     const reference_block *r;
     double *value[TSR_BLOCK_VALUES]; /* with everything: magnitude and bias too */
+    /* Of the block's only router. */
+    int32_t id[MOST_SLOTS], row[MOST_SLOTS], slot[MOST_SLOTS], offset[MOST_EXPERTS + 1];
+    reference_routes routes;
+    reference_routing how;
 } pass;
 
 static double *new_rows(const pass *p, uint64_t width)
@@ -232,9 +238,10 @@ static double gated(double gate, double up, tsr_activation activation)
 
 static void glu(pass *p, const tsr_node *node)
 {
-    uint64_t width = p->r->block->value[node->out[0]].width;
-    double *act = new_rows(p, width);
-    for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++) {
+    const tsr_value *value = &p->r->block->value[node->out[0]];
+    uint64_t width = value->rows ? value->width / value->rows : value->width;
+    double *act = new_rows(p, value->width);
+    for (uint64_t i = 0; i < (uint64_t)p->r->tokens * value->width; i++) {
         bool one = node->in[1] == TSR_NONE; /* its halves are gate and up */
         uint64_t t = i / width, j = i % width, stride = one ? 2 * width : width;
         double gate = p->value[node->in[0]][t * stride + j];
@@ -360,6 +367,95 @@ static void gate(pass *p, const tsr_node *node)
         out[i] = p->value[node->in[0]][i] * sigmoid(p->value[node->in[1]][i / group]);
 }
 
+/* ---- experts ---- */
+
+static const double *vector_of(const pass *p, const tsr_node *node, int port)
+{
+    return node->weight[port] == TSR_NONE ? NULL : p->r->vector[node->weight[port]];
+}
+
+static reference_routing routing_of(const pass *p, const tsr_node *node)
+{
+    static const reference_scoring scorings[] = {[TSR_ROUTE_SOFTMAX] = REFERENCE_SOFTMAX,
+                                                 [TSR_ROUTE_CHOSEN] = REFERENCE_CHOSEN,
+                                                 [TSR_ROUTE_SIGMOID] = REFERENCE_SIGMOID};
+    const tsr_route_spec *s = &node->spec.route;
+    double mean = (double)p->r->tokens * s->chosen / s->experts;
+    return (reference_routing){.experts = s->experts,
+                               .k = s->chosen,
+                               .scoring = scorings[s->scoring],
+                               .normalise = s->normalise,
+                               .scale = (double)s->scale,
+                               .expert_scale = vector_of(p, node, TSR_ROUTE_SCALE),
+                               .correction = vector_of(p, node, TSR_ROUTE_CORRECTION),
+                               .n_group = s->groups,
+                               .topk_group = s->chosen_groups,
+                               .capacity = (int)ceil(p->r->capacity_factor * mean)};
+}
+
+static void add_auxiliary(const pass *p, const double *logits, int experts)
+{
+    for (int t = 0; p->r->aux && t < p->r->tokens; t++) {
+        double sum = 0;
+        for (int e = 0; e < experts; e++)
+            sum += exp(logits[t * experts + e]);
+        for (int e = 0; e < experts; e++)
+            *p->r->aux_sum += p->r->aux[e] * exp(logits[t * experts + e]) / sum;
+    }
+}
+
+static void route(pass *p, const tsr_node *node)
+{
+    const double *x = p->value[node->in[0]], *w = vector_of(p, node, TSR_ROUTE_WEIGHT);
+    uint64_t width = p->r->block->value[node->in[0]].width;
+    int experts = node->spec.route.experts, tokens = p->r->tokens;
+    double *logits = new_rows(p, (uint64_t)experts),
+           *weights = new_rows(p, (uint64_t)node->spec.route.chosen);
+    assert_true(tokens * node->spec.route.chosen <= MOST_SLOTS && experts <= MOST_EXPERTS);
+    if (w)
+        reference_router(logits, x, w, vector_of(p, node, TSR_ROUTE_BIAS), tokens, (int)width,
+                         experts);
+    else
+        memcpy(logits, x, (size_t)(tokens * experts) * sizeof *logits);
+    p->how = routing_of(p, node);
+    p->routes = (reference_routes){p->id, p->row, p->slot, p->offset, weights};
+    reference_route(&p->routes, logits, &p->how, tokens);
+    add_auxiliary(p, logits, experts);
+    p->value[node->out[TSR_ROUTE_LOGITS]] = logits;
+    p->value[node->out[TSR_ROUTE_P]] = weights;
+}
+
+/* Rows of what a stack makes of the tokens, or of rows. */
+static double *rows_of(const pass *p, const tsr_node *node, const double *x, bool gather)
+{
+    const reference_expert_linear *l = &p->r->stack[node->weight[0]];
+    double *rows = new_rows(p, (uint64_t)(p->how.k * l->out));
+    reference_experts(rows, x, gather, l, &p->routes, &p->how, p->r->tokens);
+    return rows;
+}
+
+static void experts(pass *p, const tsr_node *node)
+{
+    p->value[node->out[0]] = rows_of(p, node, p->value[node->in[TSR_EXPERTS_X]], true);
+}
+
+static void combine(pass *p, const tsr_node *node)
+{
+    int width = p->r->stack[node->weight[0]].out;
+    double *rows = rows_of(p, node, p->value[node->in[TSR_COMBINE_ROWS]], false);
+    p->value[node->out[0]] = new_rows(p, (uint64_t)width);
+    reference_combine(p->value[node->out[0]], rows, &p->routes, &p->how, p->r->tokens, width);
+    free(rows);
+}
+
+static void sum(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    double *out = p->value[node->out[0]] = new_rows(p, width);
+    for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++)
+        out[i] = p->value[node->in[0]][i] + p->value[node->in[1]][i];
+}
+
 static void run(pass *p, const tsr_node *node)
 {
     if (node->kind == &tsr_node_norm)
@@ -386,6 +482,14 @@ static void run(pass *p, const tsr_node *node)
         split(p, node);
     else if (node->kind == &tsr_node_gate)
         gate(p, node);
+    else if (node->kind == &tsr_node_route)
+        route(p, node);
+    else if (node->kind == &tsr_node_experts)
+        experts(p, node);
+    else if (node->kind == &tsr_node_combine)
+        combine(p, node);
+    else if (node->kind == &tsr_node_sum)
+        sum(p, node);
     else if (node->kind != &tsr_node_linear)
         fail_msg("no reference for %s", node->kind->name);
     for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear; i++)

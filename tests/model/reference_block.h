@@ -6,6 +6,7 @@
 #define TSR_TESTS_MODEL_REFERENCE_BLOCK_H
 
 #include "model/node.h"
+#include "model/reference_experts.h"
 
 /* One linear. r 0: no adapter; m NULL: no magnitude; mask [tokens, in]: 1 where dropout keeps x; NULL: no dropout. */
 typedef struct {
@@ -17,11 +18,16 @@ typedef struct {
 
 typedef struct {
     const tsr_block *block;
-    const reference_linear *linear; /* [matrix_count] */
-    const double *const *vector;    /* [vector_count] */
-    const double *x;                /* [tokens, width] */
-    const int32_t *positions;       /* [tokens], in their documents: 0 begins one */
-    double theta;                   /* of the rotation */
+    const reference_linear *linear;       /* [matrix_count] */
+    const double *const *vector;          /* [vector_count] */
+    const reference_expert_linear *stack; /* [stack_count] */
+    double capacity_factor;               /* of experts, over their mean load; 0: none */
+    const double
+        *aux; /* [experts]: *aux_sum becomes the sum of aux softmax(logits) over tokens; or NULL */
+    double *aux_sum;
+    const double *x;          /* [tokens, width] */
+    const int32_t *positions; /* [tokens], in their documents: 0 begins one */
+    double theta;             /* of the rotation */
     int tokens;
 } reference_block;
 

@@ -26,7 +26,7 @@ enum { BLOCKS = 400, MOST_VALUES = 13, TOKENS = 64 };
  * ends; so what two linears of one input cost together is what they cost one by one. */
 typedef struct {
     tsr_block block;
-    tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+    tsr_matrix_traits traits[TSR_BLOCK_WEIGHTS];
     tsr_layer_program all, other;
     tsr_work_layer layer;
     tsr_work_rates rates;

@@ -192,6 +192,21 @@ static void norm_backward(memory *m, const tsr_node *node, const tsr_step *step)
     }
 }
 
+/* Both terms have the gradient of the sum, where it lies. */
+static void sum_backward(memory *m, const tsr_node *node, const tsr_step *step)
+{
+    held sum = stretch(m, (thing){node->out[0], true}, m->program->gradient[node->out[0]]);
+    for (int port = 0; port < 2; port++) {
+        if (!(step->inputs & 1u << port))
+            continue;
+        thing gradient = {node->in[port], true};
+        held h = stretch(m, gradient, m->program->gradient[node->in[port]]);
+        assert_true(h.space == sum.space && h.begin == sum.begin && h.end == sum.end);
+        assert_true(m->count < MOST && !(step->adds & 1u << port));
+        m->held[m->count++] = h;
+    }
+}
+
 static void run_backward(memory *m)
 {
     const tsr_layer_program *p = m->program;
@@ -209,6 +224,10 @@ static void run_backward(memory *m)
             }
         if (node->kind == &tsr_node_norm) {
             norm_backward(m, node, step);
+            continue;
+        }
+        if (node->kind == &tsr_node_sum) {
+            sum_backward(m, node, step);
             continue;
         }
         for (int port = 0; port < TSR_NODE_PORTS; port++)
@@ -260,7 +279,7 @@ static void test_places(void **state)
     (void)state;
     for (uint64_t seed = 0; seed < BLOCKS; seed++) {
         static tsr_block block;
-        tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+        tsr_matrix_traits traits[TSR_BLOCK_WEIGHTS];
         random_block(&block, seed);
         for (int way = 0; way < 42; way++) {
             char about[96];
@@ -286,7 +305,7 @@ static void test_what_is_kept(void **state)
     for (uint64_t seed = 0; seed < BLOCKS; seed++) {
         static tsr_block block;
         static tsr_layer_program p[3];
-        tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+        tsr_matrix_traits traits[TSR_BLOCK_WEIGHTS];
         random_block(&block, seed);
         random_traits(traits, &block, seed, false);
         for (int how = 0; how < 3; how++)

@@ -262,10 +262,11 @@ tsr_status tsr_model_config_quantization(tsr_model_config *out, const json_t *ro
     if (out->mxfp4)
         return check_mxfp4(config, place);
     if (strcmp(method, "bitsandbytes"))
-        return tsr_fail(TSR_EDATA,
-                        "%s: quantization_config: quant_method '%s' is not supported, only "
-                        "bitsandbytes nf4, and fp8 in blocks of 128 x 128: use the original model",
-                        place, method);
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: quantization_config: quant_method '%s' is not supported, only "
+            "bitsandbytes nf4, fp8 in blocks of 128 x 128 and mxfp4: use the original model",
+            place, method);
     if (tsr_json_has(config, "load_in_8bit"))
         TSR_TRY(tsr_json_bool(&in_8bit, config, "load_in_8bit", place));
     if (in_8bit)

@@ -1,0 +1,338 @@
+/*
+ * expert_low_rank_mma.cu: expert_low_rank_backward in bf16, in tensor cores.
+ *
+ * make_low   low = x A^T and d_low = scale dz B. A block of 8 warps has 128 rows of an expert, a warp 16, and up to
+ *            64 ranks; chunks of 64 summands go through a ring of three buffers, filled by asynchronous copies
+ *            that gather rows as they go.
+ * add_rows   db = scale dz^T low and da = d_low^T x. A block has a strip of 128 columns of dz or x of an expert, a
+ *            warp 16, and up to 64 ranks, in registers; the expert's rows go by in order, 64 at a time. So a sum
+ *            is one block's: no partial sums, and no order but that of the rows.
+ * Cost       x and dz twice, from memory or L2; the factors once for 128 rows. Both wait for memory.
+ */
+#include "kernels/expert_low_rank.cuh"
+#include "kernels/expert_tiles.cuh"
+#include "kernels/mma.cuh"
+
+#define THREADS 256
+#define WARPS   (THREADS / TSR_WARP)
+#define SIDE    (16 * WARPS) /* rows of a block that makes low; columns of one that adds rows */
+#define CHUNK   64
+#define STAGES  3
+#define PAD     8 /* elements: rows lie 16 bytes further modulo 128, so no two collide */
+#define EACH    (SIDE * CHUNK / TSR_VECTOR / THREADS) /* copies of a thread */
+
+#define RANKS       (8 * GROUPS) /* of a block */
+#define ROW_PITCH   (CHUNK + PAD)
+#define RANK_PITCH  (RANKS + PAD)
+#define STRIP_PITCH (SIDE + PAD)
+
+typedef tsr_expert_low_rank_backward_args low_args;
+
+/* The rows of x or dz; of a factor, or of low or d_low. */
+template <int GROUPS> struct low_stage {
+    __nv_bfloat16 rows[SIDE * ROW_PITCH];
+    __nv_bfloat16
+        factor[CHUNK * RANK_PITCH > RANKS *ROW_PITCH ? CHUNK *RANK_PITCH : RANKS *ROW_PITCH];
+};
+template <int GROUPS> struct add_stage {
+    __nv_bfloat16 rows[CHUNK * STRIP_PITCH];
+    __nv_bfloat16 low[CHUNK * RANK_PITCH];
+};
+
+static __device__ __forceinline__ int row_from(const tsr_expert_rows *rows, int row, int row_end,
+                                               bool gather)
+{
+    if (row >= row_end)
+        return -1;
+    return gather ? rows->slot[row] / (int32_t)rows->k : row;
+}
+
+/* ---- low and d_low ---- */
+
+/* What a block multiplies: `rows` of `width` elements, the factor of its expert. */
+typedef struct {
+    const __nv_bfloat16 *rows, *factor;
+    __nv_bfloat16 *out;
+    int width, r, rank; /* the first */
+    int from[EACH];     /* the rows that the thread copies of; -1: none */
+} low_place;
+
+/* Summands from `first` on of both, a group of copies; what does not exist is zero. A factor has a row for
+ * each rank, or BY_COLUMN for each summand. */
+template <int GROUPS, bool BY_COLUMN>
+static __device__ __forceinline__ void fetch_low(low_stage<GROUPS> *stage, const low_place *p,
+                                                 int first)
+{
+    if (first < p->width) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int at = (int)threadIdx.x + i * THREADS;
+            int row = at / (CHUNK / TSR_VECTOR), k = at % (CHUNK / TSR_VECTOR) * TSR_VECTOR;
+            bool there = p->from[i] >= 0 && first + k < p->width;
+            tsr_copy16(stage->rows + row * ROW_PITCH + k,
+                       p->rows + (there ? (int64_t)p->from[i] * p->width + first + k : 0), there);
+        }
+        for (int at = (int)threadIdx.x; at < RANKS * CHUNK / TSR_VECTOR; at += THREADS) {
+            const int across = BY_COLUMN ? RANKS / TSR_VECTOR : CHUNK / TSR_VECTOR;
+            int row = at / across, column = at % across * TSR_VECTOR;
+            int rank = p->rank + (BY_COLUMN ? column : row);
+            int k = first + (BY_COLUMN ? row : column);
+            bool there = rank < p->r && k < p->width;
+            int64_t from = BY_COLUMN ? (int64_t)k * p->r + rank : (int64_t)rank * p->width + k;
+            tsr_copy16(stage->factor + row * (BY_COLUMN ? RANK_PITCH : ROW_PITCH) + column,
+                       p->factor + (there ? from : 0), there);
+        }
+    }
+    tsr_copy_commit();
+}
+
+/* c[j] += of the warp's rows and group j of 8 ranks. */
+template <int GROUPS, bool BY_COLUMN>
+static __device__ __forceinline__ void multiply_low(float c[GROUPS][4],
+                                                    const low_stage<GROUPS> *stage)
+{
+    int lane = threadIdx.x % TSR_WARP, low = lane % 16, high = lane / 16 * 8;
+    int row = threadIdx.x / TSR_WARP * 16;
+#pragma unroll
+    for (int k = 0; k < CHUNK; k += 16) {
+        uint32_t left[4];
+        tsr_ldmatrix(left, stage->rows + (row + low) * ROW_PITCH + k + high);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j += 2) {
+            uint32_t right[4];
+            if (BY_COLUMN)
+                tsr_ldmatrix_t(right, stage->factor + (k + low) * RANK_PITCH + 8 * j + high);
+            else
+                tsr_ldmatrix(right, stage->factor + (8 * j + lane % 8 + high) * ROW_PITCH + k +
+                                        lane / 8 % 2 * 8);
+            tsr_mma(c[j], left, right[0], right[1]);
+            tsr_mma(c[j + 1], left, right[2], right[3]);
+        }
+    }
+}
+
+template <int GROUPS, bool BY_COLUMN>
+static __device__ __forceinline__ void low_tile(const low_place *p, const tsr_expert_tile *tile,
+                                                float scale)
+{
+    extern __shared__ __align__(16) char memory[];
+    low_stage<GROUPS> *stage = (low_stage<GROUPS> *)memory;
+    float c[GROUPS][4] = {};
+    int at = 0, lane = threadIdx.x % TSR_WARP;
+    int row = tile->row + threadIdx.x / TSR_WARP * 16 + lane / 4;
+    for (int i = 0; i < STAGES - 1; i++)
+        fetch_low<GROUPS, BY_COLUMN>(stage + i, p, i * CHUNK);
+    for (int first = 0; first < p->width; first += CHUNK) {
+        tsr_copy_wait_but_one();
+        __syncthreads(); /* this chunk is here, and nobody reads the one before it */
+        fetch_low<GROUPS, BY_COLUMN>(stage + (at ? at - 1 : STAGES - 1), p,
+                                     first + (STAGES - 1) * CHUNK);
+        multiply_low<GROUPS, BY_COLUMN>(c, stage + at);
+        at = at + 1 < STAGES ? at + 1 : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++) {
+            int rank = p->rank + 8 * j + lane % 4 * 2, own = row + 8 * upper;
+            if (own < tile->row_end && rank < p->r)
+                *(uint32_t *)(p->out + (int64_t)own * p->r + rank) =
+                    tsr_pack_bf16(scale * c[j][2 * upper], scale * c[j][2 * upper + 1]);
+        }
+}
+
+template <int GROUPS>
+static __global__ void __launch_bounds__(THREADS, 2) make_low(const __grid_constant__ low_args a)
+{
+    tsr_kernel_begin();
+    __shared__ tsr_expert_starts starts;
+    tsr_expert_tile tile;
+    low_place p;
+    bool of_dz = blockIdx.y;
+    int experts = (int)a.rows.experts;
+    p.r = (int)a.r;
+    tsr_expert_count(&starts, &a.rows, 0, experts, SIDE);
+    if (!tsr_expert_tile_at(&tile, &starts, experts, SIDE, (p.r + RANKS - 1) / RANKS, RANKS,
+                            (int)blockIdx.x))
+        return;
+    p.rank = tile.column;
+    p.width = (int)(of_dz ? a.out : a.in);
+    p.rows = (const __nv_bfloat16 *)(of_dz ? a.dz : a.x);
+    p.factor = (const __nv_bfloat16 *)(of_dz ? a.b : a.a) + (int64_t)tile.expert * p.width * p.r;
+    p.out = (__nv_bfloat16 *)(of_dz ? tsr_expert_d_low(&a) : tsr_expert_low(&a));
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        p.from[i] =
+            row_from(&a.rows, tile.row + ((int)threadIdx.x + i * THREADS) / (CHUNK / TSR_VECTOR),
+                     tile.row_end, !of_dz && a.rows.slot);
+    if (of_dz)
+        low_tile<GROUPS, true>(&p, &tile, a.scale);
+    else
+        low_tile<GROUPS, false>(&p, &tile, 1);
+}
+
+/* ---- db and da ---- */
+
+typedef struct {
+    const tsr_expert_rows *order;
+    const __nv_bfloat16 *rows, *low;
+    int width, column, r, rank; /* the first of each */
+    int row_end;
+    bool gather;
+} add_place;
+
+/* The rows of a thread's copies. */
+typedef struct {
+    int from[EACH];
+} add_rows_from;
+
+static __device__ __forceinline__ add_rows_from find_rows(const add_place *p, int first)
+{
+    add_rows_from found;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        found.from[i] =
+            row_from(p->order, first + ((int)threadIdx.x + i * THREADS) / (SIDE / TSR_VECTOR),
+                     p->row_end, p->gather);
+    return found;
+}
+
+/* Rows from `first` on, a group of copies; what does not exist is zero. */
+template <int GROUPS>
+static __device__ __forceinline__ void fetch_rows(add_stage<GROUPS> *stage, const add_place *p,
+                                                  const add_rows_from *found, int first)
+{
+    if (first < p->row_end) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int at = (int)threadIdx.x + i * THREADS;
+            int row = at / (SIDE / TSR_VECTOR), column = at % (SIDE / TSR_VECTOR) * TSR_VECTOR;
+            bool there = found->from[i] >= 0 && p->column + column < p->width;
+            tsr_copy16(stage->rows + row * STRIP_PITCH + column,
+                       p->rows +
+                           (there ? (int64_t)found->from[i] * p->width + p->column + column : 0),
+                       there);
+        }
+        for (int at = (int)threadIdx.x; at < RANKS * CHUNK / TSR_VECTOR; at += THREADS) {
+            int row = at / (RANKS / TSR_VECTOR), rank = at % (RANKS / TSR_VECTOR) * TSR_VECTOR;
+            bool there = first + row < p->row_end && p->rank + rank < p->r;
+            tsr_copy16(stage->low + row * RANK_PITCH + rank,
+                       p->low + (there ? (int64_t)(first + row) * p->r + p->rank + rank : 0),
+                       there);
+        }
+    }
+    tsr_copy_commit();
+}
+
+/* c[j] += of the warp's 16 columns and group j of 8 ranks. */
+template <int GROUPS>
+static __device__ __forceinline__ void multiply_rows(float c[GROUPS][4],
+                                                     const add_stage<GROUPS> *stage)
+{
+    int lane = threadIdx.x % TSR_WARP, low = lane % 16, high = lane / 16 * 8;
+    int column = threadIdx.x / TSR_WARP * 16;
+#pragma unroll
+    for (int k = 0; k < CHUNK; k += 16) {
+        uint32_t left[4];
+        tsr_ldmatrix_t(left, stage->rows + (k + lane % 8 + high) * STRIP_PITCH + column +
+                                 lane / 8 % 2 * 8);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j += 2) {
+            uint32_t right[4];
+            tsr_ldmatrix_t(right, stage->low + (k + low) * RANK_PITCH + 8 * j + high);
+            tsr_mma(c[j], left, right[0], right[1]);
+            tsr_mma(c[j + 1], left, right[2], right[3]);
+        }
+    }
+}
+
+/* db has a row for each column of dz, da for each rank. */
+template <int GROUPS>
+static __device__ __forceinline__ void write_sums(const add_place *p, float *to, bool by_rank,
+                                                  const float c[GROUPS][4], float scale)
+{
+    int lane = threadIdx.x % TSR_WARP;
+    int column = p->column + threadIdx.x / TSR_WARP * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++) {
+            int rank = p->rank + 8 * j + lane % 4 * 2, own = column + 8 * upper;
+            float first = scale * c[j][2 * upper], second = scale * c[j][2 * upper + 1];
+            if (own >= p->width || rank >= p->r)
+                continue;
+            if (by_rank) {
+                to[(int64_t)rank * p->width + own] = first;
+                to[(int64_t)(rank + 1) * p->width + own] = second;
+            } else {
+                *(float2 *)(to + (int64_t)own * p->r + rank) = make_float2(first, second);
+            }
+        }
+}
+
+template <int GROUPS>
+static __global__ void __launch_bounds__(THREADS, 2) add_rows(const __grid_constant__ low_args a)
+{
+    tsr_kernel_begin();
+    extern __shared__ __align__(16) char memory[];
+    add_stage<GROUPS> *stage = (add_stage<GROUPS> *)memory;
+    int dz_strips = (int)((a.out + SIDE - 1) / SIDE);
+    int strips = dz_strips + (int)((a.in + SIDE - 1) / SIDE);
+    int64_t expert = blockIdx.x / (unsigned)strips;
+    int strip = (int)(blockIdx.x % (unsigned)strips), at = 0;
+    bool of_dz = strip < dz_strips;
+    float c[GROUPS][4] = {};
+    int first = a.rows.offset[expert];
+    add_place p;
+    p.order = &a.rows;
+    p.rows = (const __nv_bfloat16 *)(of_dz ? a.dz : a.x);
+    p.low = (const __nv_bfloat16 *)(of_dz ? tsr_expert_low(&a) : tsr_expert_d_low(&a));
+    p.width = (int)(of_dz ? a.out : a.in);
+    p.column = (of_dz ? strip : strip - dz_strips) * SIDE;
+    p.r = (int)a.r;
+    p.rank = (int)blockIdx.y * RANKS;
+    p.row_end = a.rows.offset[expert + 1];
+    p.gather = !of_dz && a.rows.slot;
+    add_rows_from next = find_rows(&p, first);
+    for (int i = 0; i < STAGES - 1; i++) {
+        fetch_rows<GROUPS>(stage + i, &p, &next, first + i * CHUNK);
+        next = find_rows(&p, first + (i + 1) * CHUNK);
+    }
+    for (; first < p.row_end; first += CHUNK) {
+        tsr_copy_wait_but_one();
+        __syncthreads(); /* these rows are here, and nobody reads those before them */
+        fetch_rows<GROUPS>(stage + (at ? at - 1 : STAGES - 1), &p, &next,
+                           first + (STAGES - 1) * CHUNK);
+        next = find_rows(&p, first + STAGES * CHUNK);
+        multiply_rows<GROUPS>(c, stage + at);
+        at = at + 1 < STAGES ? at + 1 : 0;
+    }
+    write_sums<GROUPS>(&p, (of_dz ? a.db : a.da) + expert * p.width * p.r, !of_dz, c,
+                       of_dz ? a.scale : 1);
+}
+
+/* ---- launching ---- */
+
+template <int GROUPS> static tsr_status launch(tsr_stream *stream, const low_args *args)
+{
+    const char *op = "expert_low_rank_backward";
+    int low_bytes = STAGES * (int)sizeof(low_stage<GROUPS>);
+    int add_bytes = STAGES * (int)sizeof(add_stage<GROUPS>);
+    int64_t strips = tsr_blocks(args->out, SIDE) + tsr_blocks(args->in, SIDE);
+    unsigned ranks = tsr_blocks(args->r, RANKS);
+    int64_t blocks = tsr_expert_most_blocks(args->rows.most, args->rows.experts, SIDE) * ranks;
+    TSR_TRY(tsr_allow_shared(stream, (const void *)make_low<GROUPS>, low_bytes, op));
+    TSR_TRY(tsr_allow_shared(stream, (const void *)add_rows<GROUPS>, add_bytes, op));
+    TSR_LAUNCH_SHARED(make_low<GROUPS>, dim3((unsigned)blocks, 2), THREADS, (size_t)low_bytes,
+                      stream, *args);
+    TSR_LAUNCH_SHARED(add_rows<GROUPS>, dim3((unsigned)(strips * args->rows.experts), ranks),
+                      THREADS, (size_t)add_bytes, stream, *args);
+    return tsr_launched(op);
+}
+
+tsr_status tsr_expert_low_rank_mma(tsr_stream *stream, const low_args *args)
+{
+    return args->r <= 16   ? launch<2>(stream, args)
+           : args->r <= 32 ? launch<4>(stream, args)
+                           : launch<8>(stream, args);
+}
