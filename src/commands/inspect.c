@@ -112,6 +112,8 @@ static void add_config(json_t *report, const tsr_peft_config *config)
     tsr_report_bool(report, "use_dora", config->use_dora);
     tsr_report_bool(report, "use_rslora", config->use_rslora);
     add_match(report, "target_modules", &config->target, config->all_linear);
+    if (config->parameter.count)
+        add_match(report, "target_parameters", &config->parameter, false);
     if (config->exclude.count || config->exclude.regex)
         add_match(report, "exclude_modules", &config->exclude, false);
     if (config->layers_to_transform) {

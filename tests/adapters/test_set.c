@@ -469,6 +469,151 @@ static void test_modules_of_a_model(void **state)
     tsr_layout_modules_free(all, model_module_count);
 }
 
+/* ---- experts ---- */
+
+#define WERE ((const char *const[]){"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"})
+
+/* Two layers, the second sparse: a dense MLP, a router and two parameters; were: PEFT has names of linears for these. */
+static tsr_adapter_module sparse[9];
+
+static void make_sparse(bool were)
+{
+    const char *const *linears = were ? WERE : NULL;
+    const tsr_adapter_module all[] = {
+        {"model.layers.0.self_attn.q_proj", 64, 64, .linear = true},
+        {"model.layers.0.mlp.down_proj", 96, 64, .linear = true},
+        {"model.layers.1.self_attn.q_proj", 64, 64, .linear = true},
+        {"model.layers.2.self_attn.q_proj", 64, 64, .linear = true},
+        {"model.layers.1.mlp.experts.gate_up_proj", 64, 48, .experts = 8, .parts = 2,
+         .linears = linears},
+        {"model.layers.1.mlp.experts.down_proj", 24, 64, .experts = 8, .parts = 1,
+         .linears = linears},
+        {"model.layers.2.mlp.experts.gate_up_proj", 64, 48, .experts = 8, .parts = 2,
+         .linears = linears},
+        {"model.layers.2.mlp.experts.down_proj", 24, 64, .experts = 8, .parts = 1,
+         .linears = linears},
+        {.path = "model.layers.1.mlp.gate", .router = true},
+    };
+    memcpy(sparse, all, sizeof sparse);
+}
+
+/* What the set of a specification is: "rank:alpha" of each parameter that has an adapter, in the order above, "-" of the
+ * others; then target_modules, target_parameters, and the patterns that are added. */
+static void expect_sparse(const tsr_adapter_spec *spec, const char *want)
+{
+    tsr_adapter_set set;
+    tsr_auto_text got = {0};
+    if (tsr_adapter_set_make(&set, spec, sparse, 9) < 0)
+        fail_msg("%s", tsr_last_error());
+    for (uint64_t i = 4; i < 8; i++) {
+        const tsr_adapter *found = NULL;
+        for (uint64_t j = 0; j < set.count; j++)
+            found = set.adapter[j].module == i ? &set.adapter[j] : found;
+        assert_true(!found || (found->experts == 8 && !found->dora));
+        tsr_text_printf(&got, found ? "%d:%g " : "- ", found ? (int)found->r : 0,
+                        found ? found->alpha : 0);
+    }
+    for (uint64_t i = 0; i < set.target_count; i++)
+        tsr_text_printf(&got, "%s%s", i ? "," : "| ", set.target[i]);
+    for (uint64_t i = 0; i < set.parameter_count; i++)
+        tsr_text_printf(&got, "%s%s", i ? "," : " | ", set.parameter[i]);
+    for (uint64_t i = 0; i < set.expert_r_count; i++)
+        tsr_text_printf(&got, " r %s=%g", set.expert_r[i].key, set.expert_r[i].value);
+    for (uint64_t i = 0; i < set.expert_alpha_count; i++)
+        tsr_text_printf(&got, " a %s=%g", set.expert_alpha[i].key, set.expert_alpha[i].value);
+    assert_string_equal(tsr_text_string(&got), want);
+    tsr_adapter_set_free(&set);
+}
+
+#define BOTH " | mlp.experts.down_proj,mlp.experts.gate_up_proj"
+
+static void test_experts(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    make_sparse(true);
+    spec.all_linear = true;
+    expect_sparse(&spec, "8:16 8:16 8:16 8:16 | down_proj,q_proj" BOTH);
+    spec.expert_r = 4;
+    expect_sparse(&spec, "4:16 4:16 4:16 4:16 | down_proj,q_proj" BOTH
+                         " r mlp.experts.gate_up_proj=4 r mlp.experts.down_proj=4");
+    const tsr_adapter_pattern one[] = {{"layers.1.mlp.experts.down_proj", 2}};
+    spec.rank_pattern = one;
+    spec.rank_pattern_count = 1;
+    expect_sparse(&spec, "4:16 2:16 4:16 4:16 | down_proj,q_proj" BOTH
+                         " r mlp.experts.gate_up_proj=4 r model.layers.2.mlp.experts.down_proj=4");
+    spec.rank_pattern_count = 0;
+    spec.expert_r = 0;
+    spec.layers = (const int64_t[]){2};
+    spec.layer_count =
+        1; /* the name of no linear that has one: PEFT would take it for the experts' */
+    expect_sparse(&spec, "- - 8:16 8:16 | q_proj | model.layers.2.mlp.experts.down_proj,"
+                         "model.layers.2.mlp.experts.gate_up_proj");
+    make_sparse(false);
+    expect_sparse(&spec, "- - 8:16 8:16 | down_proj,q_proj | model.layers.2.mlp.experts.down_proj,"
+                         "model.layers.2.mlp.experts.gate_up_proj");
+    spec.layers = NULL;
+    spec.dora = true;
+    expect_sparse(&spec, "- - - - | down_proj,q_proj");
+}
+
+static void test_experts_as_peft(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    make_sparse(true);
+    spec.all_linear_peft = true;
+    expect_sparse(&spec, "16:32 8:16 16:32 8:16 | q_proj" BOTH
+                         " r mlp.experts.gate_up_proj=16 a mlp.experts.gate_up_proj=32");
+    make_sparse(false);
+    expect_sparse(&spec, "- - - - | down_proj,q_proj");
+}
+
+static void test_named_parameters(void **state)
+{
+    (void)state;
+    const char *both[] = {"gate_up_proj", "layers.1.mlp.experts.down_proj"};
+    tsr_adapter_spec spec = plain();
+    tsr_adapter_set set;
+    make_sparse(true);
+    spec.parameter = both;
+    spec.parameter_count = 2;
+    spec.parameters_given = true;
+    expect_sparse(&spec, "8:16 8:16 8:16 -  | gate_up_proj,layers.1.mlp.experts.down_proj");
+    spec.layers = (const int64_t[]){2}; /* of linears alone, and so are exclusions */
+    spec.layer_count = 1;
+    spec.target = (tsr_adapter_match)NAMES("q_proj", "up_proj");
+    spec.exclude = (tsr_adapter_match)NAMES("experts.gate_up_proj");
+    expect_sparse(&spec, "8:16 8:16 8:16 - | q_proj | gate_up_proj,layers.1.mlp.experts.down_proj");
+    spec = plain();
+    spec.target = (tsr_adapter_match){.regex = ".*_proj"};
+    expect_sparse(&spec, "- - - - | model.layers.0.mlp.down_proj,model.layers.0.self_attn.q_proj,"
+                         "model.layers.1.self_attn.q_proj,model.layers.2.self_attn.q_proj");
+    spec = plain();
+    spec.all_linear = spec.parameters_given = true; /* an empty list: no experts */
+    expect_sparse(&spec, "- - - - | down_proj,q_proj");
+    assert_string_equal(warnings, "");
+    spec.parameter = (const char *const[]){"experts.w2"};
+    spec.parameter_count = 1;
+    expect_sparse(&spec, "- - - - | down_proj,q_proj | experts.w2");
+    assert_non_null(strstr(warnings, "\"experts.w2\" matches no module"));
+    assert_non_null(strstr(warnings, "mlp.experts.down_proj"));
+    const struct {
+        const char *name, *word;
+        bool dora;
+        double dropout;
+    } bad[] = {{"down_proj", "use_dora", true, 0},
+               {"down_proj", "lora_dropout", false, 0.1},
+               {"gate.weight", "router", false, 0}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        spec.parameter = &bad[i].name;
+        spec.dora = bad[i].dora;
+        spec.dropout = bad[i].dropout;
+        assert_int_equal(tsr_adapter_set_make(&set, &spec, sparse, 9), TSR_ECONFIG);
+        assert_non_null(strstr(tsr_last_error(), bad[i].word));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -482,6 +627,9 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_layers_and_whole_paths),
         cmocka_unit_test(test_modules_of_a_model),
+        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_experts_as_peft),
+        cmocka_unit_test(test_named_parameters),
     };
     return cmocka_run_group_tests(tests, make_modules, NULL);
 }
