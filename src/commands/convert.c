@@ -221,25 +221,27 @@ void tsr_copier_close(tsr_copier *copier)
     *copier = (tsr_copier){0};
 }
 
-/* A vector that models keep in fp32 whatever their dtype is, as the correction of a router's choice. */
+/* Whether a family has this vector in fp32 whatever the rest is, as a router's correction: rounded it could choose other
+ * experts. */
 static bool is_wide(const tsr_layout *layout, const tsr_tensor *tensor)
 {
-    bool wide = false;
     for (int i = 0; i < layout->layer_count; i++) {
         const tsr_layout_unit *unit = &layout->unit[i];
         for (int j = 0; j < unit->block->vector_count; j++)
-            wide |= unit->block->vector[j].wide && unit->frozen[unit->vector[j]].source == tensor;
+            if (unit->block->vector[j].wide && unit->frozen[unit->vector[j]].source == tensor)
+                return true;
     }
-    return wide;
+    return false;
 }
 
-/* These and other towers stay as they are. */
+/* Other towers stay as they are. */
 static bool narrows(const tsr_copier *copier, const tsr_tensor *tensor)
 {
+    const tsr_inputs *inputs = &copier->convert->inputs;
     const char *tower;
     return copier->narrow && (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16) &&
-           !tsr_composite_is_tower(&tower, copier->convert->inputs.model.composite, tensor->name) &&
-           !is_wide(&copier->convert->inputs.layout, tensor);
+           !is_wide(&inputs->layout, tensor) &&
+           !tsr_composite_is_tower(&tower, inputs->model.composite, tensor->name);
 }
 
 static tsr_status next_copied(const void **data, uint64_t *bytes, void *user, uint64_t offset)

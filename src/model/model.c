@@ -54,34 +54,6 @@ static tsr_status allocate(tsr_model *model)
                   : TSR_OK;
 }
 
-/* Whether a layer chooses experts: the layers that do number their routers. */
-static bool has_router(const tsr_layout_unit *unit)
-{
-    return tsr_layout_stacks(unit) > 0;
-}
-
-uint64_t tsr_model_load_count(const tsr_layout *layout)
-{
-    uint64_t routers = 0;
-    for (int i = 0; i < layout->layer_count; i++)
-        routers += has_router(&layout->unit[i]);
-    return routers * layout->config.experts.count;
-}
-
-int64_t *tsr_model_loads(const tsr_model *model)
-{
-    return model->routers.load;
-}
-
-static void number_routers(tsr_model *model)
-{
-    const tsr_layout *layout = model->options.layout;
-    router_state *routers = &model->routers;
-    routers->experts = (int64_t)layout->config.experts.count;
-    for (int i = 0; i < layout->layer_count; i++)
-        model->unit[i].router = has_router(&layout->unit[i]) ? routers->routers++ : -1;
-}
-
 tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
 {
     tsr_model *model = calloc(1, sizeof *model);
@@ -96,7 +68,7 @@ tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
         tsr_model_destroy(model);
         return status;
     }
-    number_routers(model);
+    tsr_model_number_routers(model);
     *out = model;
     return TSR_OK;
 }
@@ -507,44 +479,6 @@ const void *tsr_model_layer_input(const tsr_model *model, int layer)
     return tsr_layer_first(tsr_layer_program_of(model->options.programs, layer), &memory);
 }
 
-/* Where the router of a layer counts. */
-static tsr_router_counts counts_of(const tsr_model *model, int unit)
-{
-    const router_state *routers = &model->routers;
-    int64_t *prob = routers->count + routers->routers * routers->experts;
-    return (tsr_router_counts){.count =
-                                   routers->count + model->unit[unit].router * routers->experts,
-                               .prob = routers->aux ? prob : NULL,
-                               .dropped = model->sums.dropped};
-}
-
-/* Before the first layer of a micro-batch that trains. */
-static tsr_status clear_counts(const tsr_model *model)
-{
-    const router_state *routers = &model->routers;
-    uint64_t count = (uint64_t)((routers->routers + 1) * routers->experts);
-    return tsr_stream_fill(model->compute, routers->count, 0, count * sizeof *routers->count);
-}
-
-/* After its last one. */
-static tsr_status balance(const tsr_model *model)
-{
-    const stage *s = tsr_model_current(model);
-    const router_state *routers = &model->routers;
-    bool weighs = s->batch.aux_weight > 0;
-    return model->options.kernels->balance(
-        model->compute,
-        &(tsr_balance_args){.count = routers->count,
-                            .prob = routers->count + routers->routers * routers->experts,
-                            .load = routers->load,
-                            .gradient = weighs ? routers->aux : NULL,
-                            .loss = model->sums.aux,
-                            .tokens = s->batch.tokens,
-                            .layers = routers->routers,
-                            .experts = routers->experts,
-                            .weight = s->batch.aux_weight});
-}
-
 static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
 {
     const stage *s = tsr_model_current(model);
@@ -616,15 +550,15 @@ static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int n
     bool counted = model->routers.load && s->batch.train && phase != TSR_USE_AGAIN;
     tsr_router_counts counts;
     if (counted && unit == 0 && number == 0)
-        TSR_TRY(clear_counts(model));
+        TSR_TRY(tsr_model_clear_counts(model));
     if (counted && model->unit[unit].router >= 0) {
-        counts = counts_of(model, unit);
+        counts = tsr_model_router_counts(model, unit);
         batch.counts = &counts;
     }
     TSR_TRY(tsr_layer_forward(&context, &model->tables, &layer, &batch, &memory, &model->carried,
                               &run));
     if (counted && layer.final_norm.data)
-        TSR_TRY(balance(model));
+        TSR_TRY(tsr_model_balance(model));
     if (!layer.final_norm.data)
         return TSR_OK;
     return tsr_model_head_begin(model, &layer);

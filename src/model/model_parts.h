@@ -124,6 +124,13 @@ void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_u
 /* The context of the linears for a micro-batch. */
 tsr_linear_context tsr_model_context(const tsr_model *model);
 
+/* router.c: numbers them; where the router of a layer counts; before the first layer of a micro-batch that trains, and
+ * after its last one. */
+void tsr_model_number_routers(tsr_model *model);
+tsr_router_counts tsr_model_router_counts(const tsr_model *model, int unit);
+tsr_status tsr_model_clear_counts(const tsr_model *model);
+tsr_status tsr_model_balance(const tsr_model *model);
+
 /* embed.c: x, the input of the first layer, of a frozen embedding; what a chunk of a trained one has of it; and the chunk's
  * gradient. */
 tsr_status tsr_model_embed_tokens(tsr_model *model, void *x);

@@ -1,0 +1,70 @@
+/*
+ * model/router.c: what the routers of a model do in a step, over its layers.
+ */
+#include "model/model_parts.h"
+
+/* Whether a layer chooses experts: the layers that do number their routers. */
+static bool has_router(const tsr_layout_unit *unit)
+{
+    return tsr_layout_stacks(unit) > 0;
+}
+
+uint64_t tsr_model_load_count(const tsr_layout *layout)
+{
+    uint64_t routers = 0;
+    for (int i = 0; i < layout->layer_count; i++)
+        routers += has_router(&layout->unit[i]);
+    return routers * layout->config.experts.count;
+}
+
+int64_t *tsr_model_loads(const tsr_model *model)
+{
+    return model->routers.load;
+}
+
+void tsr_model_number_routers(tsr_model *model)
+{
+    const tsr_layout *layout = model->options.layout;
+    router_state *routers = &model->routers;
+    routers->experts = (int64_t)layout->config.experts.count;
+    for (int i = 0; i < layout->layer_count; i++)
+        model->unit[i].router = has_router(&layout->unit[i]) ? routers->routers++ : -1;
+}
+
+/* Where the router of a layer counts. */
+tsr_router_counts tsr_model_router_counts(const tsr_model *model, int unit)
+{
+    const router_state *routers = &model->routers;
+    int64_t *prob = routers->count + routers->routers * routers->experts;
+    return (tsr_router_counts){.count =
+                                   routers->count + model->unit[unit].router * routers->experts,
+                               .prob = routers->aux ? prob : NULL,
+                               .dropped = model->sums.dropped};
+}
+
+/* Before the first layer of a micro-batch that trains. */
+tsr_status tsr_model_clear_counts(const tsr_model *model)
+{
+    const router_state *routers = &model->routers;
+    uint64_t count = (uint64_t)((routers->routers + 1) * routers->experts);
+    return tsr_stream_fill(model->compute, routers->count, 0, count * sizeof *routers->count);
+}
+
+/* After its last one. */
+tsr_status tsr_model_balance(const tsr_model *model)
+{
+    const stage *s = tsr_model_current(model);
+    const router_state *routers = &model->routers;
+    bool weighs = s->batch.aux_weight > 0;
+    return model->options.kernels->balance(
+        model->compute,
+        &(tsr_balance_args){.count = routers->count,
+                            .prob = routers->count + routers->routers * routers->experts,
+                            .load = routers->load,
+                            .gradient = weighs ? routers->aux : NULL,
+                            .loss = model->sums.aux,
+                            .tokens = s->batch.tokens,
+                            .layers = routers->routers,
+                            .experts = routers->experts,
+                            .weight = s->batch.aux_weight});
+}
