@@ -330,6 +330,11 @@ static double *find_rates(const tsr_job *job)
                 const tsr_layout_segment *a = &u->trainable[u->linear[i].a];
                 rate[first[a->unit] + (size_t)a->at] = 0;
             }
+        for (int i = 0; i < tsr_layout_stacks(u); i++)
+            if (u->stack[i].r) {
+                const tsr_layout_segment *a = &u->trainable[u->stack[i].a];
+                rate[first[a->unit] + (size_t)a->at] = 0;
+            }
     }
     for (int unit = layout->layer_count; rate && unit < layout->unit_count; unit++)
         for (int i = 0; i < layout->unit[unit].trainable_count; i++) {

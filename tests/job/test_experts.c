@@ -8,6 +8,7 @@
  */
 #include "job/fixture.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -105,6 +106,92 @@ static void test_all(void **state)
     run_adapter("LoRA on all linears and experts", "lora_target_modules: all-linear\n", "80KiB");
 }
 
+static void test_experts_alone(void **state)
+{
+    (void)state;
+    run_adapter("LoRA on experts alone",
+                "lora_target_modules: null\nlora_target_parameters: [mlp.experts.gate_up_proj, "
+                "mlp.experts.down_proj]\n",
+                "80KiB");
+    run_adapter("LoRA on down",
+                "lora_target_modules: null\nlora_target_parameters: [mlp.experts.down_proj]\n",
+                "40KiB");
+}
+
+/* The largest |value| of a tensor of the last run, or of its difference to `other`, which is replaced by it. */
+static float largest(const char *name, float other[4096])
+{
+    float values[4096], most = 0;
+    tsr_safetensors *file;
+    assert_int_equal(tsr_safetensors_open(&file, scratch_path("output/adapter_model.safetensors")),
+                     TSR_OK);
+    const tsr_tensor *tensor = tsr_safetensors_find(file, name);
+    if (!tensor)
+        fail_msg("no %s", name);
+    assert_in_range(tensor->element_count, 1, 4096);
+    assert_int_equal(tsr_safetensors_read_f32(values, tensor, 0, tensor->element_count), TSR_OK);
+    for (uint64_t i = 0; i < tensor->element_count; i++)
+        most = fmaxf(most, fabsf(values[i] - other[i]));
+    memcpy(other, values, tensor->element_count * sizeof *values);
+    tsr_safetensors_close(file);
+    return most;
+}
+
+/* LoRA+: B of experts learns faster, A does not. */
+static void test_faster(void **state)
+{
+#define DOWN "base_model.model.model.layers.0.mlp.experts.lora_"
+    static const char targets[] =
+        "lora_target_modules: null\nlora_target_parameters: [mlp.experts.down_proj]\n"
+        "learning_rate: 1e-3\nmax_steps: 2\nlr_scheduler_type: constant\n";
+    static float a[4096], b[4096];
+    char config[4096], keys[600];
+    job_result result;
+    (void)state;
+    for (int faster = 0; faster < 2; faster++) {
+        snprintf(keys, sizeof keys, "%s%s", targets, faster ? "loraplus_lr_ratio: 16\n" : "");
+        snprintf(config, sizeof config,
+                 "total_batch_size: 4\nmodel_name_or_path: " MODEL "\ndataset: %s\nlora_r: 4\n%s",
+                 scratch_path("train.jsonl"), keys);
+        job_run(&result, 1, config);
+        if (result.status != 0)
+            fail_msg("%s", result.message);
+        job_result_free(&result);
+        float of_a = largest(DOWN "A.weight", a), of_b = largest(DOWN "B.weight", b);
+        if (faster)
+            assert_true(of_a < 3e-3f && of_b > 10e-3f);
+        else
+            assert_true(of_a > 3e-3f && of_b > 0 && of_b < 3e-3f);
+    }
+}
+
+/* Stopped under one policy on some ranks, gone on with under another on others. */
+static void test_resume(void **state)
+{
+    (void)state;
+    char config[4096];
+    job_result whole, first, second;
+    int ranks = job_ranks(3);
+    const job_event stop = {.rank = ranks - 1, .stop_after = 1};
+    configure(config, "", "", "");
+    job_run(&whole, 1, config);
+    configure(config, "", "unit_policy: [self_attn, mlp.experts]\n", "");
+    job_run_in(&first, ranks, config, "stopped", &stop);
+    if (first.status != 0)
+        fail_msg("%s", first.message);
+    assert_true(first.stopped);
+    configure(config, "", "resume_from_checkpoint: true\ngradient_checkpointing: full\n", "");
+    job_run_in(&second, job_ranks(2), config, "stopped", NULL);
+    if (second.status != 0)
+        fail_msg("%s", second.message);
+    assert_int_equal(second.resumed, first.step_count);
+    job_assert_part(&whole, &first, 0, false, "until it was stopped");
+    job_assert_part(&whole, &second, first.step_count, true, "resumed");
+    job_result_free(&whole);
+    job_result_free(&first);
+    job_result_free(&second);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -140,9 +227,9 @@ int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_all),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_attention),     cmocka_unit_test(test_all),
+        cmocka_unit_test(test_experts_alone), cmocka_unit_test(test_faster),
+        cmocka_unit_test(test_resume),        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }
