@@ -39,8 +39,7 @@ typedef struct {
 
 _Static_assert(TSR_WORD_DROPPED == TSR_WORD_CORRECT + TSR_REPORTED_SUMS - 1 &&
                    offsetof(tsr_run_sums, dropped) ==
-                       offsetof(tsr_run_sums, correct) +
-                           (TSR_REPORTED_SUMS - 1) * sizeof(int64_t),
+                       offsetof(tsr_run_sums, correct) + (TSR_REPORTED_SUMS - 1) * sizeof(int64_t),
                "what is reported beside the loss is summed as one array");
 _Static_assert(sizeof(tsr_run_sums) <= TSR_RUN_SUMS_BYTES, "the plan has room for the sums");
 
@@ -87,7 +86,7 @@ struct tsr_job {
     tsr_arena *device_arena, *host_arena;
     tsr_run_buffers buffers;
     tsr_run_sums *sums;
-    int64_t *word; /* [tsr_store_words]: the control word that was read last */
+    int64_t *word;                /* [tsr_store_words]: the control word that was read last */
     char *embedding, *layer_rows; /* tables that the ranks of a node share */
     float *factors; /* PiSSA's first A and B (model/factors.h), shared likewise; NULL: none */
     tsr_model *model;
@@ -202,8 +201,7 @@ tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job);
 
 /* Stages one micro-batch of a step, and issues the one that was staged first (step.c). */
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
-                               const tsr_batch_step_info *info,
-                               bool train);
+                               const tsr_batch_step_info *info, bool train);
 tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
 
 /* Too many steps in a row changed nothing, or all of the run: says where the last one broke. Collective. */
@@ -233,6 +231,21 @@ tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call 
 
 /* Waits until the streams are idle; collective. */
 tsr_status tsr_job_quiet(tsr_job *job);
+
+/* The routers' biases (router_bias.c), where the model has its own: as they are before the first step, and as they were
+ * in a checkpoint; moved after a step, `word` its control word on the device; and on the host to be written, the streams
+ * idle. */
+typedef struct {
+    tsr_peft_beside beside; /* nothing: the model has none */
+    tsr_tensor_source *sources;
+    float *values;
+} tsr_job_router_bias;
+
+tsr_status tsr_job_load_router_bias(tsr_job *job);
+tsr_status tsr_job_restore_router_bias(tsr_job *job, const tsr_snapshot *snapshot);
+tsr_status tsr_job_move_router_bias(tsr_job *job, const int64_t *word);
+tsr_status tsr_job_take_router_bias(tsr_job_router_bias *out, const tsr_job *job);
+void tsr_job_router_bias_free(tsr_job_router_bias *bias);
 
 /* The adapter's files into `folder`, of rank 0; collective, the streams idle. */
 tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder);
