@@ -219,11 +219,13 @@ void tsr_copier_close(tsr_copier *copier)
     *copier = (tsr_copier){0};
 }
 
-/* Other towers stay as they are. */
+/* Other towers stay as they are, and so do biases of routers that were moved, in small steps. */
 static bool narrows(const tsr_copier *copier, const tsr_tensor *tensor)
 {
+    const tsr_safetensors *biases = copier->convert->inputs.router_bias;
     const char *tower;
-    return copier->narrow && (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16) &&
+    return copier->narrow && !(biases && tensor->file == biases) &&
+           (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16) &&
            !tsr_composite_is_tower(&tower, copier->convert->inputs.model.composite, tensor->name);
 }
 
