@@ -37,8 +37,23 @@ def dequantized(w, dynamic_map):
     return (LEVELS[codes] * scale[:, None]).astype(np.float32).ravel()[:flat.size].reshape(w.shape)
 
 
+def dequantize_experts(module, table):
+    """Each expert's gate, up and down is a matrix of its own, of which gpt_oss has the transpose, gate and up by turns."""
+    import torch
+    turned = getattr(module, "is_transposed", False)
+    for e in range(module.down_proj.shape[0]):
+        gate_up, down = module.gate_up_proj.data[e], module.down_proj.data[e]
+        if turned:
+            parts = [gate_up[:, 0::2].T, gate_up[:, 1::2].T, down.T]
+        else:
+            parts = [*gate_up.chunk(2), down]
+        for part in parts:
+            part.copy_(torch.from_numpy(dequantized(part.contiguous().numpy(), table)))
+
+
 def load_base(model_dir, tree, kind="AutoModelForCausalLM", **options):
-    """The Transformers model in fp32 whose decoder's linears hold their dequantized NF4 values; kind: its auto class."""
+    """The Transformers model in fp32 whose decoder's linears and experts hold their dequantized NF4 values; kind: its auto
+    class."""
     import torch
     import transformers
     transformers.utils.logging.disable_progress_bar()
@@ -48,6 +63,8 @@ def load_base(model_dir, tree, kind="AutoModelForCausalLM", **options):
     for module in model.get_decoder().modules():
         if isinstance(module, torch.nn.Linear):
             module.weight.data.copy_(torch.from_numpy(dequantized(module.weight.data.numpy(), table)))
+        if getattr(getattr(module, "gate_up_proj", None), "ndim", 0) == 3:
+            dequantize_experts(module, table)
     for p in model.parameters():
         p.requires_grad_(False)
     return model

@@ -29,8 +29,9 @@ typedef struct {
     tsr_adapter_table table; /* may have a LoRA where a target names it */
     uint64_t experts;        /* a parameter of so many matrices: may have a LoRA on each; 0: none */
     int parts;               /* of each of those matrices: 2 of gate and up */
-    bool
-        was_linears; /* each part of each expert once was a linear of its own, for which PEFT still takes names */
+    /* [parts], of experts whose parts once were linears, for which PEFT still takes names: these below the layer, with the
+     * expert's number for %d; NULL: they never were. */
+    const char *const *linears;
 } tsr_adapter_module;
 
 /* A list of names, or one regular expression, or neither (count 0 and regex NULL). */

@@ -31,7 +31,7 @@ const char *tsr_set_below_layer(const char *path)
 void tsr_set_look_for_linears(selection *s)
 {
     for (uint64_t i = 0; i < s->module_count; i++)
-        s->were_linears |= s->module[i].was_linears;
+        s->were_linears |= s->module[i].linears != NULL;
 }
 
 bool tsr_set_peft_leaves_out(const selection *s, const tsr_adapter_module *module)

@@ -156,6 +156,7 @@ static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *comman
     c->inputs.config.lora_graph = TSR_CONFIG_GRAPH_AUTO; /* and what its GPU did is not asked */
     c->inputs.compute = TSR_F32;
     TSR_TRY(tsr_inputs_read_model(&c->inputs, false, false));
+    TSR_TRY(tsr_weight_uses_make(&c->uses, &c->inputs.layout));
     TSR_TRY(open_output(c));
     return tsr_device_create_cpu(&c->device, &device);
 }
@@ -193,6 +194,7 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
     tsr_error_take(&error, status);
     tsr_folder_close(c.output);
     tsr_device_destroy(c.device);
+    tsr_weight_uses_free(c.uses);
     tsr_inputs_close(&c.inputs);
     free(c.template);
     return status < 0 ? tsr_error_put(&error) : TSR_OK;
@@ -219,14 +221,27 @@ void tsr_copier_close(tsr_copier *copier)
     *copier = (tsr_copier){0};
 }
 
-/* Other towers stay as they are, and so do biases of routers that were moved, in small steps. */
+/* Whether a family has this vector in fp32 whatever the rest is, as a router's correction: rounded it could choose other
+ * experts. */
+static bool is_wide(const tsr_layout *layout, const tsr_tensor *tensor)
+{
+    for (int i = 0; i < layout->layer_count; i++) {
+        const tsr_layout_unit *unit = &layout->unit[i];
+        for (int j = 0; j < unit->block->vector_count; j++)
+            if (unit->block->vector[j].wide && unit->frozen[unit->vector[j]].source == tensor)
+                return true;
+    }
+    return false;
+}
+
+/* Other towers stay as they are. */
 static bool narrows(const tsr_copier *copier, const tsr_tensor *tensor)
 {
-    const tsr_safetensors *biases = copier->convert->inputs.router_bias;
+    const tsr_inputs *inputs = &copier->convert->inputs;
     const char *tower;
-    return copier->narrow && !(biases && tensor->file == biases) &&
-           (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16) &&
-           !tsr_composite_is_tower(&tower, copier->convert->inputs.model.composite, tensor->name);
+    return copier->narrow && (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16) &&
+           !is_wide(&inputs->layout, tensor) && tensor->file != inputs->router_bias &&
+           !tsr_composite_is_tower(&tower, inputs->model.composite, tensor->name);
 }
 
 static tsr_status next_copied(const void **data, uint64_t *bytes, void *user, uint64_t offset)
@@ -263,30 +278,4 @@ tsr_tensor_source tsr_copied_source(tsr_copied *item, tsr_copier *copier, const 
                                 .user = item};
     memcpy(source.shape, tensor->shape, sizeof source.shape);
     return source;
-}
-
-const tsr_layout_linear *tsr_convert_4bit(const tsr_layout *layout)
-{
-    for (int i = 0; i < layout->layer_count; i++)
-        for (int j = 0; j < tsr_layout_linears(&layout->unit[i]); j++)
-            if (layout->unit[i].linear[j].source.prequantized)
-                return &layout->unit[i].linear[j];
-    return NULL;
-}
-
-const tsr_layout_linear *tsr_convert_linear(bool *part, const tsr_layout *layout,
-                                            const char *tensor)
-{
-    for (int i = 0; i < layout->layer_count; i++)
-        for (int j = 0; j < tsr_layout_linears(&layout->unit[i]); j++) {
-            const tsr_layout_linear *linear = &layout->unit[i].linear[j];
-            const char *weight = linear->source.weight->name; /* as this checkpoint spells it */
-            size_t end = strlen(weight);
-            if (strncmp(tensor, weight, end) != 0)
-                continue;
-            *part = tensor[end] == '.';
-            if (!tensor[end] || (*part && linear->source.prequantized))
-                return linear;
-        }
-    return NULL;
 }

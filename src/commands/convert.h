@@ -6,6 +6,7 @@
 #ifndef TSR_COMMANDS_CONVERT_H
 #define TSR_COMMANDS_CONVERT_H
 
+#include "commands/weights.h"
 #include "inputs/inputs.h"
 #include "io/model_write.h"
 #include "report/report.h"
@@ -17,6 +18,7 @@ typedef struct {
     tsr_inputs inputs;
     tsr_folder *output; /* output_dir; NULL: not there yet */
     int output_lock;    /* -1: not taken */
+    tsr_weight_uses *uses;
     tsr_device *device; /* the host; its pool does the work */
     double done, total; /* bytes read of the base */
     tsr_model_written written;
@@ -62,13 +64,5 @@ void tsr_copier_close(tsr_copier *copier);
 
 /* `item` must stay until the tensor is written. */
 tsr_tensor_source tsr_copied_source(tsr_copied *item, tsr_copier *copier, const tsr_tensor *tensor);
-
-/* A linear that is stored in 4 bits: what the tensors are counts, as for a training, not what
- * config.json says of them. NULL: none. */
-const tsr_layout_linear *tsr_convert_4bit(const tsr_layout *layout);
-
-/* The linear whose weight, or a part of it where that is 4-bit, this tensor is; NULL: another's. */
-const tsr_layout_linear *tsr_convert_linear(bool *part, const tsr_layout *layout,
-                                            const char *tensor);
 
 #endif

@@ -2,7 +2,8 @@
  * commands/merger.h: the merged weights of a model in fp32, some rows of one at a time: the base's,
  * plain or 4-bit, with the adapter's (adapters/merge.h).
  *
- * Memory   Fixed by the largest weight: A, a chunk of rows of W and B, and of a 4-bit weight its scales.
+ * Memory   Fixed by the largest weight: A, a chunk of rows of W and B, and of a 4-bit weight its scales. Of a layer's
+ *          stacks of experts A and B whole, and an expert of a tensor that has them transposed.
  */
 #ifndef TSR_COMMANDS_MERGER_H
 #define TSR_COMMANDS_MERGER_H
@@ -20,5 +21,9 @@ void tsr_merger_destroy(tsr_merger *merger);
  * the next call: as many as a chunk holds. A linear without an adapter gives its base. */
 tsr_status tsr_merger_rows(const float **rows, uint64_t *count, tsr_merger *merger,
                            const tsr_layout_linear *linear, uint64_t first);
+
+/* The same of one matrix of a stack (model/stack_reader.h), [out / parts, in]. */
+tsr_status tsr_merger_expert_rows(const float **rows, uint64_t *count, tsr_merger *merger,
+                                  const tsr_layout_stack *stack, uint64_t matrix, uint64_t first);
 
 #endif

@@ -537,6 +537,9 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
         if (status == TSR_OK && composite)
             status = respell(&of, adapter.init);
         if (status == TSR_OK)
+            status =
+                tsr_adapter_experts_join(adapter.init, modules, module_count, config->init_adapter);
+        if (status == TSR_OK)
             status = from_peft(&adapter, config, &of);
     } else if (needed) {
         status = from_config(&adapter, config);

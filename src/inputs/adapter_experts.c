@@ -4,11 +4,149 @@
 #include "base/log.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define WRAPPED ".base_layer"
+
+static bool ends_in(const char *path, const char *name)
+{
+    size_t path_length = strlen(path), length = strlen(name);
+    return length <= path_length && !strcmp(path + path_length - length, name) &&
+           (length == path_length || path[path_length - length - 1] == '.');
+}
+
+/* ---- a linear an expert ---- */
+
+/* Where the name below the layer begins in a parameter's path. */
+static size_t layer_length(const char *path)
+{
+    const char *at = strstr(path, "layers.");
+    const char *dot = at ? strchr(at + strlen("layers."), '.') : NULL;
+    return dot ? (size_t)(dot + 1 - path) : 0;
+}
+
+/* The path of a part of an expert: "model.layers.0.mlp.experts.3.up_proj". */
+static char *linear_path(const tsr_adapter_module *module, uint64_t expert, int part)
+{
+    const char *format = module->linears[part], *hole = strstr(format, "%d");
+    char *out;
+    if (asprintf(&out, "%.*s%.*s%" PRIu64 "%s", (int)layer_length(module->path), module->path,
+                 (int)(hole - format), format, expert, hole + 2) < 0)
+        return NULL;
+    return out;
+}
+
+static tsr_status check_linear(const tsr_peft *init, const tsr_adapter_module *module,
+                               const char *path, const char *directory)
+{
+    const tsr_peft_module *found = tsr_peft_module_find(init, path);
+    uint64_t r = tsr_peft_config_of(init)->r;
+    uint64_t out = module->out_features / (uint64_t)module->parts;
+    if (!found || !found->a)
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: " TSR_PEFT_WEIGHTS_FILE
+            " has adapters on some linears of experts, but none on %s; all experts of a "
+            "layer have one, and gate and up both or neither",
+            directory, path);
+    if (found->r == r && found->in_features == module->in_features && found->out_features == out)
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA,
+                    "%s: %s is stored with rank %" PRIu64 " for [%" PRIu64 ", %" PRIu64
+                    "]; its configuration and the model say rank %" PRIu64 " for [%" PRIu64
+                    ", %" PRIu64 "]",
+                    directory, path, found->r, found->out_features, found->in_features, r, out,
+                    module->in_features);
+}
+
+/* All linears of one parameter; *joined: there are such. */
+static tsr_status join_module(bool *joined, tsr_peft *init, const tsr_adapter_module *module,
+                              const char *directory)
+{
+    uint64_t parts = (uint64_t)module->parts, count = module->experts * parts;
+    TSR_AUTO_FREE char **paths = calloc(count, sizeof *paths);
+    tsr_status status = TSR_OK;
+    *joined = false;
+    for (uint64_t i = 0; paths && i < count; i++) {
+        paths[i] = linear_path(module, i / parts, (int)(i % parts));
+        *joined |= paths[i] && tsr_peft_module_find(init, paths[i]);
+    }
+    if (!paths || !paths[count - 1])
+        status = tsr_fail(TSR_ENOMEM, "out of memory for the adapter of %s", module->path);
+    for (uint64_t i = 0; i < count && *joined && status == TSR_OK; i++)
+        status = paths[i] ? check_linear(init, module, paths[i], directory)
+                          : tsr_fail(TSR_ENOMEM, "out of memory for names of experts");
+    if (status == TSR_OK && *joined)
+        status = tsr_peft_join(
+            init, &(tsr_peft_joint){module->path, paths, module->experts, module->parts});
+    for (uint64_t i = 0; paths && i < count; i++)
+        free(paths[i]);
+    return status;
+}
+
+/* target_modules without the names that were of experts alone. */
+static void drop_targets(tsr_peft *init, const tsr_adapter_module *modules, uint64_t module_count)
+{
+    const tsr_peft_match *target = &tsr_peft_config_of(init)->target;
+    for (uint64_t i = target->count; i-- > 0;) {
+        bool of_experts = false, of_linears = false;
+        for (uint64_t j = 0; j < module_count; j++) {
+            of_linears |= !modules[j].experts && ends_in(modules[j].path, target->names[i]);
+            for (int p = 0; modules[j].linears && p < modules[j].parts; p++)
+                of_experts |= ends_in(modules[j].linears[p], target->names[i]);
+        }
+        if (of_experts && !of_linears)
+            tsr_peft_drop_target(init, i);
+    }
+}
+
+/* What target_parameters says of a parameter: its name below the layer where those of all layers are joined. */
+static const char *joined_name(const tsr_adapter_module *modules, uint64_t module_count,
+                               const bool *joined, uint64_t index)
+{
+    const char *path = modules[index].path, *below = path + layer_length(path);
+    for (uint64_t i = 0; i < module_count; i++)
+        if (modules[i].experts && !joined[i] && ends_in(modules[i].path, below))
+            return path;
+    return below;
+}
+
+static tsr_status add_parameter(tsr_peft *init, const char *name, int parts)
+{
+    const tsr_peft_config *config = tsr_peft_config_of(init);
+    for (uint64_t i = 0; i < config->parameter.count; i++)
+        if (!strcmp(config->parameter.names[i], name))
+            return TSR_OK;
+    /* The scale stays: alpha / r, or alpha / sqrt(r). */
+    return tsr_peft_add_parameter(init, name, config->r * (uint64_t)parts,
+                                  config->lora_alpha * (config->use_rslora ? sqrt(parts) : parts));
+}
+
+tsr_status tsr_adapter_experts_join(tsr_peft *init, const tsr_adapter_module *modules,
+                                    uint64_t module_count, const char *directory)
+{
+    TSR_AUTO_FREE bool *joined = calloc(module_count + 1, sizeof *joined);
+    bool any = false;
+    if (!joined)
+        return tsr_fail(TSR_ENOMEM, "out of memory for names of experts");
+    for (uint64_t i = 0; i < module_count; i++) {
+        if (modules[i].linears)
+            TSR_TRY(join_module(&joined[i], init, &modules[i], directory));
+        any |= joined[i];
+    }
+    for (uint64_t i = 0; i < module_count; i++)
+        if (joined[i])
+            TSR_TRY(add_parameter(init, joined_name(modules, module_count, joined, i),
+                                  modules[i].parts));
+    if (any)
+        drop_targets(init, modules, module_count);
+    return TSR_OK;
+}
+
+/* ---- names ---- */
 
 /* Length of the path of the module that a parameter is of. */
 static size_t parent_length(const char *path)
@@ -66,11 +204,14 @@ tsr_status tsr_adapter_experts_check(const tsr_peft_module *stored, const tsr_ad
 {
     uint64_t rows = a->experts * a->r;
     char shown_a[TSR_SHAPE_TEXT_BYTES], shown_b[TSR_SHAPE_TEXT_BYTES];
-    if (stored->a && stored->r == rows && stored->in_features == module->in_features &&
-        stored->out_features == module->out_features)
+    if ((stored->a || stored->one) && stored->r == rows &&
+        stored->in_features == module->in_features && stored->out_features == module->out_features)
         return TSR_OK;
     if (!stored->a)
-        return tsr_fail(TSR_EDATA, "%s: %s has no lora_A.weight", directory, module->path);
+        return tsr_fail(TSR_EDATA,
+                        "%s: %s is stored with rank %" PRIu64 " for all %" PRIu64
+                        " experts, but its configuration says rank %" PRIu64 " for each",
+                        directory, module->path, stored->r, a->experts, a->r);
     return tsr_fail(TSR_EDATA,
                     "%s: %s is stored as lora_A %s and lora_B %s; %" PRIu64
                     " experts with rank %" PRIu64 " for [%" PRIu64 ", %" PRIu64
@@ -118,13 +259,6 @@ tsr_status tsr_adapter_experts_unknown(const tsr_train_adapter *adapter, const c
 }
 
 /* ---- the keys ---- */
-
-static bool ends_in(const char *path, const char *name)
-{
-    size_t path_length = strlen(path), length = strlen(name);
-    return length <= path_length && !strcmp(path + path_length - length, name) &&
-           (length == path_length || path[path_length - length - 1] == '.');
-}
 
 static bool named(char *const *names, uint64_t count, const char *path)
 {
@@ -174,7 +308,7 @@ static tsr_status check_value(const tsr_config *config, const char *key, double 
 static bool were_linears(const tsr_adapter_module *modules, uint64_t module_count)
 {
     for (uint64_t i = 0; i < module_count; i++)
-        if (modules[i].was_linears)
+        if (modules[i].linears)
             return true;
     return false;
 }

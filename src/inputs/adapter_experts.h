@@ -10,6 +10,11 @@
 
 #include "inputs/adapter.h"
 
+/* Joins the adapters of init on linears that experts once were, as those on experts that PEFT 0.21 makes of them; its
+ * configuration then names the parameters. */
+tsr_status tsr_adapter_experts_join(tsr_peft *init, const tsr_adapter_module *modules,
+                                    uint64_t module_count, const char *directory);
+
 /* Gives the modules of adapter->init that are of experts the names of their parameters; the set is made. */
 tsr_status tsr_adapter_experts_name(tsr_train_adapter *adapter, const tsr_adapter_module *modules);
 

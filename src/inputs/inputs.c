@@ -255,6 +255,14 @@ void tsr_inputs_like_close(tsr_inputs *inputs)
     tsr_checkpoint_close(inputs->checkpoint);
 }
 
+/* Layers beyond those there are have experts where those have them, again from the first on. */
+static void repeat_sparse(tsr_layer_set *sparse, uint64_t count, uint64_t layers)
+{
+    for (uint64_t i = count; i < layers; i++)
+        if (tsr_layer_is_in(sparse, i % count))
+            tsr_layer_put_in(sparse, i);
+}
+
 tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t layers)
 {
     tsr_inputs like = *inputs;
@@ -268,6 +276,7 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
                                   .embedding_rows = inputs->adapter.embedding_rows,
                                   .head_rows = inputs->adapter.head_rows};
     like.model.layer_count = layers;
+    repeat_sparse(&like.model.experts.sparse, inputs->model.layer_count, layers);
     like.model.prequantized = false;
     like.checkpoint = NULL;
     like.modules = NULL;

@@ -1,4 +1,4 @@
-#include "io/peft.h"
+#include "io/peft_parts.h"
 
 #include "io/missing.h"
 
@@ -23,13 +23,6 @@ static const char *const suffixes[] = {
 };
 
 #define PART_COUNT (sizeof suffixes / sizeof *suffixes)
-
-struct tsr_peft {
-    tsr_peft_config config;
-    tsr_safetensors *file;
-    tsr_peft_module *modules; /* sorted by path */
-    uint64_t count;
-};
 
 tsr_status tsr_peft_tensor_name(char **out, const char *path, tsr_peft_part part)
 {
@@ -165,7 +158,7 @@ static tsr_status check_module(tsr_peft_module *module, const tsr_peft_config *c
     return TSR_OK;
 }
 
-static int by_path(const void *x, const void *y)
+int tsr_peft_by_path(const void *x, const void *y)
 {
     return strcmp(((const tsr_peft_module *)x)->path, ((const tsr_peft_module *)y)->path);
 }
@@ -183,7 +176,7 @@ static tsr_status open_weights(tsr_peft *peft, const char *path)
         TSR_TRY(add_tensor(peft, tsr_safetensors_at(peft->file, i)));
     for (uint64_t i = 0; i < peft->count; i++)
         TSR_TRY(check_module(&peft->modules[i], &peft->config, path));
-    qsort(peft->modules, peft->count, sizeof *peft->modules, by_path);
+    qsort(peft->modules, peft->count, sizeof *peft->modules, tsr_peft_by_path);
     return TSR_OK;
 }
 
@@ -246,8 +239,13 @@ void tsr_peft_close(tsr_peft *peft)
 {
     if (!peft)
         return;
-    for (uint64_t i = 0; i < peft->count; i++)
-        free((char *)peft->modules[i].path);
+    for (uint64_t i = 0; i < peft->count; i++) {
+        tsr_peft_module *m = &peft->modules[i];
+        for (uint64_t j = 0; m->one && j < m->experts * (uint64_t)m->parts; j++)
+            free((char *)m->one[j].path);
+        free(m->one);
+        free((char *)m->path);
+    }
     free(peft->modules);
     tsr_safetensors_close(peft->file);
     tsr_peft_config_free(&peft->config);
@@ -272,7 +270,7 @@ const tsr_peft_module *tsr_peft_module_at(const tsr_peft *peft, uint64_t index)
 const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *path)
 {
     tsr_peft_module wanted = {.path = path};
-    return bsearch(&wanted, peft->modules, peft->count, sizeof wanted, by_path);
+    return bsearch(&wanted, peft->modules, peft->count, sizeof wanted, tsr_peft_by_path);
 }
 
 tsr_status tsr_peft_rename_module(tsr_peft *peft, const char *from, const char *to)
@@ -286,7 +284,7 @@ tsr_status tsr_peft_rename_module(tsr_peft *peft, const char *from, const char *
     tsr_peft_module *module = &peft->modules[found - peft->modules];
     free((char *)module->path);
     module->path = renamed;
-    qsort(peft->modules, peft->count, sizeof *peft->modules, by_path);
+    qsort(peft->modules, peft->count, sizeof *peft->modules, tsr_peft_by_path);
     return TSR_OK;
 }
 
@@ -303,6 +301,6 @@ tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to)
         free((char *)path);
         peft->modules[i].path = renamed;
     }
-    qsort(peft->modules, peft->count, sizeof *peft->modules, by_path);
+    qsort(peft->modules, peft->count, sizeof *peft->modules, tsr_peft_by_path);
     return TSR_OK;
 }

@@ -70,7 +70,7 @@ tsr_status tsr_peft_config_format(char **out, const tsr_peft_config *config);
 typedef struct tsr_peft tsr_peft;
 
 /* One module's tensors, borrowed. */
-typedef struct {
+typedef struct tsr_peft_module {
     const char *path;            /* "model.layers.0.mlp.up_proj" */
     const tsr_tensor *a;         /* [r, in_features] */
     const tsr_tensor *b;         /* [out_features, r] */
@@ -80,6 +80,11 @@ typedef struct {
     /* [rows, in_features] of a module of which tokens' rows are trained: the others are NULL then; else NULL. */
     const tsr_tensor *rows;
     uint64_t r, in_features, out_features;
+    /* [experts][parts]: a parameter of experts that had an adapter for each linear that an expert was (tsr_peft_join); the
+     * tensors above are NULL then. Its r is that of all experts. */
+    struct tsr_peft_module *one;
+    uint64_t experts;
+    int parts;
 } tsr_peft_module;
 
 /* Opens both files. TSR_EDATA: a tensor that is not a LoRA's, a lora_A without its lora_B (or the
@@ -100,6 +105,25 @@ tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to);
 
 /* The module of that path, if there is one, gets another. */
 tsr_status tsr_peft_rename_module(tsr_peft *peft, const char *from, const char *to);
+
+/* Adapters on `count` linears of experts, [experts][parts], become one of the parameter `path`, as PEFT 0.21 makes it: the
+ * parts' A one behind the other, their B on the diagonal. All are there and of one shape. */
+typedef struct {
+    const char *path;
+    char *const *linear;
+    uint64_t experts;
+    int parts;
+} tsr_peft_joint;
+
+tsr_status tsr_peft_join(tsr_peft *peft, const tsr_peft_joint *joint);
+
+/* The configuration then has a name in target_parameters, of this rank and alpha, and target_modules less names. */
+tsr_status tsr_peft_add_parameter(tsr_peft *peft, const char *name, uint64_t r, double alpha);
+void tsr_peft_drop_target(tsr_peft *peft, uint64_t index);
+
+/* Elements [first, first + count) of a joined A [experts, parts r, in], or of B [experts, out, parts r]. */
+tsr_status tsr_peft_read_joined(float *out, const tsr_peft_module *module, bool is_b,
+                                uint64_t first, uint64_t count);
 
 /* B of all experts in memory, [experts, rows, r], and in a file's lora_B, [rows, r experts]. */
 typedef struct {

@@ -411,6 +411,12 @@ static void set_stored(tsr_config *config, const tsr_layout *layout)
             config->load_in_4bit |= linear->quantized;
             config->use_bnb_nested_quant |= linear->quantized && linear->nested;
         }
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int i = 0; i < tsr_layout_stacks(&layout->unit[unit]); i++) {
+            const tsr_layout_stack *stack = &layout->unit[unit].stack[i];
+            config->load_in_4bit |= stack->quantized;
+            config->use_bnb_nested_quant |= stack->quantized && stack->nested;
+        }
 }
 
 /* What the decision says. */
@@ -419,6 +425,7 @@ static tsr_summary summary_of_plan(const tsr_job *job)
     const tsr_inputs *in = &job->inputs;
     const tsr_decision *d = &job->decision;
     return (tsr_summary){.parameter_count = in->layout.parameter_count,
+                         .active_count = in->layout.parameter_count - in->layout.idle_count,
                          .trainable_count = in->layout.trainable_count,
                          .ranks = job->view.ranks,
                          .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],

@@ -36,11 +36,17 @@ static __global__ void __launch_bounds__(THREADS) write_lists(tsr_sdpa_lists l)
             from = l.cu_seqlens[min(at, (int64_t)l.document_count)];
             to = l.cu_seqlens[min(at + 1, (int64_t)l.document_count)];
         }
+        int32_t *list = l.lists + TSR_SDPA_LIST_AT(l.documents, l.kinds, piece, 0) + n;
+        int64_t next = TSR_SDPA_LIST_AT(l.documents, l.kinds, 0, 1);
         if (n < l.documents)
-            l.lists[TSR_SDPA_LIST_AT(l.documents, piece, TSR_SDPA_LENGTH) + n] = to - from;
-        l.lists[TSR_SDPA_LIST_AT(l.documents, piece, TSR_SDPA_Q) + n] = from * l.q_row;
-        l.lists[TSR_SDPA_LIST_AT(l.documents, piece, TSR_SDPA_KV) + n] = from * l.kv_row;
-        l.lists[TSR_SDPA_LIST_AT(l.documents, piece, TSR_SDPA_STATS) + n] = from * l.stats_row;
+            list[TSR_SDPA_LENGTH * next] = to - from;
+        list[TSR_SDPA_Q * next] = from * l.q_row;
+        list[TSR_SDPA_KV * next] = from * l.kv_row;
+        list[TSR_SDPA_STATS * next] = from * l.stats_row;
+        if (l.kinds == TSR_SDPA_SAME_LISTS)
+            continue;
+        list[TSR_SDPA_O * next] = from * l.o_row;
+        list[TSR_SDPA_V * next] = from * l.v_row;
     }
     for (int k = 0; k < 3; k++) {
         int64_t words = l.clear_bytes[k] / 4;

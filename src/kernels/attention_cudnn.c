@@ -82,35 +82,47 @@ static int64_t pairs_within(uint64_t cap, uint64_t pair)
     return pair ? (int64_t)(cap / pair) : INT64_MAX / 2;
 }
 
-static uint64_t list_bytes(int64_t documents, int64_t pieces)
+static uint64_t list_bytes(int64_t documents, int32_t lists, int64_t pieces)
 {
-    return rounded((uint64_t)TSR_SDPA_LIST_AT(documents, pieces, 0) * sizeof(int32_t));
+    return rounded((uint64_t)TSR_SDPA_LIST_AT(documents, lists, pieces, 0) * sizeof(int32_t));
+}
+
+static int32_t v_dim_of(const tsr_attention_bounds *b)
+{
+    return tsr_attention_v_dim(b->v_dim, b->head_dim);
+}
+
+/* Heads of one size, or DeepSeek-V3's. */
+static bool has_heads(const tsr_attention_bounds *b)
+{
+    int32_t dim = b->head_dim, v_dim = v_dim_of(b);
+    return (v_dim == dim && (dim == 64 || dim == 96 || dim == 128)) || (dim == 192 && v_dim == 128);
 }
 
 bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap)
 {
     const tsr_attention_bounds *b = bounds;
-    bool fits = b->dtype == TSR_BF16 && b->softcap == 0 &&
-                (b->head_dim == 64 || b->head_dim == 96 || b->head_dim == 128) &&
-                tsr_attention_v_dim(b->v_dim, b->head_dim) == b->head_dim && b->tokens > 0 &&
+    bool fits = b->dtype == TSR_BF16 && b->softcap == 0 && has_heads(b) && b->tokens > 0 &&
                 b->documents > 0 && b->longest > 0 &&
                 b->documents <= INT32_MAX / (2 * TSR_SDPA_LISTS) && b->longest < INT32_MAX / 2 &&
                 b->tokens <= INT32_MAX / ((int64_t)b->q_heads * b->head_dim); /* offsets */
     if (!fits)
         return false;
-    *cut = (tsr_sdpa_cut){.longest = (b->longest + ROUND - 1) / ROUND * ROUND,
-                          .documents = b->documents,
-                          .pieces = 1,
-                          .heads = b->q_heads,
-                          .kv_heads = b->kv_heads,
-                          .groups = 1,
-                          .plan_bytes = SLACK_BYTES + (uint64_t)b->documents * 64};
-    cut->list_bytes = list_bytes(b->documents, 1);
+    *cut =
+        (tsr_sdpa_cut){.longest = (b->longest + ROUND - 1) / ROUND * ROUND,
+                       .documents = b->documents,
+                       .pieces = 1,
+                       .heads = b->q_heads,
+                       .kv_heads = b->kv_heads,
+                       .groups = 1,
+                       .lists = v_dim_of(b) == b->head_dim ? TSR_SDPA_SAME_LISTS : TSR_SDPA_LISTS,
+                       .plan_bytes = SLACK_BYTES + (uint64_t)b->documents * 64};
+    cut->list_bytes = list_bytes(b->documents, cut->lists, 1);
     if (!b->train)
         return true;
     /* dS but with atomics, and where heads share keys dk and dv of each, in bf16. */
-    int64_t columns =
-        (b->atomics ? 0 : cut->longest) + (b->kv_heads < b->q_heads ? 2 * b->head_dim : 0);
+    int64_t columns = (b->atomics ? 0 : cut->longest) +
+                      (b->kv_heads < b->q_heads ? b->head_dim + v_dim_of(b) : 0);
     uint64_t pair = (uint64_t)cut->longest * (uint64_t)columns * 2;
     /* The narrow cut says whether at all, so that which kernel runs, and with it the bits, does not depend on
      * how much memory is left. Of documents too long for it a wider one does: without them the own kernel,
@@ -119,7 +131,7 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
         return false;
     if (!cut_pairs(cut, b, pairs_within(cap, pair)) || !has_few_launches(cut))
         return false;
-    uint64_t lists = list_bytes(cut->documents, cut->pieces);
+    uint64_t lists = list_bytes(cut->documents, cut->lists, cut->pieces);
     uint64_t rows = rounded((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float));
     cut->list_bytes = lists > cut->list_bytes ? lists : cut->list_bytes;
     cut->stats_bytes = cut->groups > 1 ? rows : 0;
@@ -159,6 +171,9 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
     g->dim = b->head_dim;
     g->q_row = (int64_t)b->q_heads * b->head_dim;
     g->kv_row = (int64_t)b->kv_heads * b->head_dim;
+    g->v_dim = v_dim_of(b);
+    g->o_row = (int64_t)b->q_heads * g->v_dim;
+    g->v_row = (int64_t)b->kv_heads * g->v_dim;
     g->stats_row = g->heads;
     g->atomics = b->atomics;
     if (backward)
@@ -180,10 +195,10 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
     tsr_log(
         TSR_LOG_INFO,
         "cuDNN %zu does not take the attention's %s (%lld documents of %lld tokens, %lld / %lld "
-        "heads of %lld): %s: %s %s; the own kernel runs it",
+        "heads of %lld and %lld): %s: %s %s; the own kernel runs it",
         tsr_cudnn_lib.GetVersion(), backward ? "backward" : "forward", (long long)g->documents,
         (long long)g->longest, (long long)g->heads, (long long)g->kv_heads, (long long)g->dim,
-        g->failed, tsr_cudnn_lib.GetErrorString(g->status), reason);
+        (long long)g->v_dim, g->failed, tsr_cudnn_lib.GetErrorString(g->status), reason);
     free_graph(g);
     return NULL;
 }
@@ -349,14 +364,20 @@ static void give(pack *p, int64_t uid, const void *pointer)
     p->pointer[p->count++] = (void *)pointer;
 }
 
-static void give_lists(pack *p, const int32_t *lists, int64_t documents, int64_t piece)
+static void give_lists(pack *p, const tsr_sdpa_cut *cut, const int32_t *lists, int64_t documents,
+                       int64_t piece)
 {
-    const int32_t *length = lists + TSR_SDPA_LIST_AT(documents, piece, TSR_SDPA_LENGTH);
-    give(p, TSR_UID_LENGTH_Q, length);
-    give(p, TSR_UID_LENGTH_KV, length);
-    give(p, TSR_UID_OFFSET_Q, lists + TSR_SDPA_LIST_AT(documents, piece, TSR_SDPA_Q));
-    give(p, TSR_UID_OFFSET_KV, lists + TSR_SDPA_LIST_AT(documents, piece, TSR_SDPA_KV));
-    give(p, TSR_UID_OFFSET_STATS, lists + TSR_SDPA_LIST_AT(documents, piece, TSR_SDPA_STATS));
+    const int32_t *list = lists + TSR_SDPA_LIST_AT(documents, cut->lists, piece, 0);
+    int64_t next = TSR_SDPA_LIST_AT(documents, cut->lists, 0, 1);
+    give(p, TSR_UID_LENGTH_Q, list + TSR_SDPA_LENGTH * next);
+    give(p, TSR_UID_LENGTH_KV, list + TSR_SDPA_LENGTH * next);
+    give(p, TSR_UID_OFFSET_Q, list + TSR_SDPA_Q * next);
+    give(p, TSR_UID_OFFSET_KV, list + TSR_SDPA_KV * next);
+    give(p, TSR_UID_OFFSET_STATS, list + TSR_SDPA_STATS * next);
+    if (cut->lists > TSR_SDPA_SAME_LISTS) {
+        give(p, TSR_UID_OFFSET_O, list + TSR_SDPA_O * next);
+        give(p, TSR_UID_OFFSET_V, list + TSR_SDPA_V * next);
+    }
     give(p, TSR_UID_SCALE, &p->scale);
     give(p, TSR_UID_HIDDEN, &p->hidden);
 }
@@ -412,6 +433,7 @@ tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, t
     TSR_TRY(split_workspace(&w, "attention", plans, s->workspace, s->workspace_bytes));
     TSR_TRY(use_stream(sdpa, stream));
     int32_t q_row = s->q_heads * s->head_dim;
+    int32_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim), o_row = s->q_heads * v_dim;
     TSR_TRY(
         tsr_sdpa_lists_cuda(stream, &(tsr_sdpa_lists){.cu_seqlens = s->cu_seqlens,
                                                       .lists = w.lists,
@@ -419,11 +441,14 @@ tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, t
                                                       .document_count = s->documents,
                                                       .documents = (int32_t)b->documents,
                                                       .pieces = 1,
+                                                      .kinds = plans->cut.lists,
                                                       .q_row = q_row,
                                                       .kv_row = s->kv_heads * s->head_dim,
                                                       .stats_row = s->q_heads,
+                                                      .o_row = o_row,
+                                                      .v_row = s->kv_heads * v_dim,
                                                       .clear = {a->o, a->lse},
-                                                      .clear_bytes = {q_row * 2, s->q_heads * 4}}));
+                                                      .clear_bytes = {o_row * 2, s->q_heads * 4}}));
     if (s->documents == 0)
         return TSR_OK;
     pack p = new_pack(s);
@@ -432,7 +457,7 @@ tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, t
     give(&p, TSR_UID_V, a->v);
     give(&p, TSR_UID_O, a->o);
     give(&p, TSR_UID_STATS, a->lse);
-    give_lists(&p, w.lists, b->documents, 0);
+    give_lists(&p, &plans->cut, w.lists, b->documents, 0);
     return execute(sdpa, plans->forward, &p, w.plan);
 }
 
@@ -443,24 +468,26 @@ static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pl
 {
     const tsr_sdpa_cut *cut = &plans->cut;
     const tsr_attention_shape *s = &a->shape;
+    int32_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim);
     int64_t q = (int64_t)group * cut->heads * s->head_dim,
-            kv = (int64_t)group * cut->kv_heads * s->head_dim;
+            k = (int64_t)group * cut->kv_heads * s->head_dim;
+    int64_t o = (int64_t)group * cut->heads * v_dim, v = (int64_t)group * cut->kv_heads * v_dim;
     pack p = new_pack(s);
     give(&p, TSR_UID_Q, (const uint16_t *)a->q + q);
-    give(&p, TSR_UID_K, (const uint16_t *)a->k + kv);
-    give(&p, TSR_UID_V, (const uint16_t *)a->v + kv);
-    give(&p, TSR_UID_O, (const uint16_t *)a->o + q);
-    give(&p, TSR_UID_D_O, (const uint16_t *)a->d_o + q);
+    give(&p, TSR_UID_K, (const uint16_t *)a->k + k);
+    give(&p, TSR_UID_V, (const uint16_t *)a->v + v);
+    give(&p, TSR_UID_O, (const uint16_t *)a->o + o);
+    give(&p, TSR_UID_D_O, (const uint16_t *)a->d_o + o);
     give(&p, TSR_UID_DQ, (uint16_t *)a->dq + q);
-    give(&p, TSR_UID_DK, (uint16_t *)a->dk + kv);
-    give(&p, TSR_UID_DV, (uint16_t *)a->dv + kv);
+    give(&p, TSR_UID_DK, (uint16_t *)a->dk + k);
+    give(&p, TSR_UID_DV, (uint16_t *)a->dv + v);
     give(&p, TSR_UID_STATS,
          cut->groups > 1 ? w->stats + (int64_t)group * s->tokens * cut->heads : a->lse);
     give(&p, TSR_UID_DELTA, w->delta);
     give(&p, TSR_UID_ONE, &p.one);
     if (plans->bounds.atomics)
         give(&p, TSR_UID_DQ_SUM, w->sum + q);
-    give_lists(&p, w->lists, cut->documents, piece);
+    give_lists(&p, cut, w->lists, cut->documents, piece);
     return execute(sdpa, plans->backward, &p, w->plan);
 }
 
@@ -477,22 +504,26 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
     TSR_TRY(split_workspace(&w, "attention_backward", plans, s->workspace, s->workspace_bytes));
     TSR_TRY(use_stream(sdpa, stream));
     int32_t q_row = s->q_heads * s->head_dim, kv_row = s->kv_heads * s->head_dim;
-    TSR_TRY(tsr_sdpa_lists_cuda(
-        stream, &(tsr_sdpa_lists){.cu_seqlens = s->cu_seqlens,
-                                  .lists = w.lists,
-                                  .tokens = s->tokens,
-                                  .document_count = s->documents,
-                                  .documents = (int32_t)cut->documents,
-                                  .pieces = (int32_t)cut->pieces,
-                                  .q_row = q_row,
-                                  .kv_row = kv_row,
-                                  .stats_row = cut->heads,
-                                  .clear = {a->dq, a->dk, a->dv},
-                                  .clear_bytes = {q_row * 2, kv_row * 2, kv_row * 2},
-                                  .stats = a->lse,
-                                  .grouped = cut->groups > 1 ? w.stats : NULL,
-                                  .q_heads = s->q_heads,
-                                  .heads = cut->heads}));
+    int32_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim), v_row = s->kv_heads * v_dim;
+    TSR_TRY(tsr_sdpa_lists_cuda(stream,
+                                &(tsr_sdpa_lists){.cu_seqlens = s->cu_seqlens,
+                                                  .lists = w.lists,
+                                                  .tokens = s->tokens,
+                                                  .document_count = s->documents,
+                                                  .documents = (int32_t)cut->documents,
+                                                  .pieces = (int32_t)cut->pieces,
+                                                  .kinds = cut->lists,
+                                                  .q_row = q_row,
+                                                  .kv_row = kv_row,
+                                                  .stats_row = cut->heads,
+                                                  .o_row = s->q_heads * v_dim,
+                                                  .v_row = v_row,
+                                                  .clear = {a->dq, a->dk, a->dv},
+                                                  .clear_bytes = {q_row * 2, kv_row * 2, v_row * 2},
+                                                  .stats = a->lse,
+                                                  .grouped = cut->groups > 1 ? w.stats : NULL,
+                                                  .q_heads = s->q_heads,
+                                                  .heads = cut->heads}));
     for (int64_t piece = 0; piece * cut->documents < s->documents; piece++)
         for (int32_t group = 0; group < cut->groups; group++)
             TSR_TRY(backward_launch(sdpa, plans, &w, a, piece, group));

@@ -35,6 +35,7 @@ typedef struct {
     int64_t longest; /* tokens of a document, rounded up */
     int64_t documents, pieces;
     int32_t heads, kv_heads, groups;
+    int32_t lists;        /* of each piece */
     uint64_t list_bytes;  /* of the workspace: lengths and offsets of documents */
     uint64_t stats_bytes; /* lse by groups, where there are some */
     uint64_t delta_bytes;
@@ -70,24 +71,28 @@ typedef enum {
     TSR_SDPA_Q,
     TSR_SDPA_KV,
     TSR_SDPA_STATS,
+    TSR_SDPA_SAME_LISTS, /* so many where heads of v and o have the size of those of q and k */
+    TSR_SDPA_O = TSR_SDPA_SAME_LISTS,
+    TSR_SDPA_V,
     TSR_SDPA_LISTS
 } tsr_sdpa_list;
 
 /* Where a list of a piece begins in `lists`, in elements: on 16 bytes. */
-#define TSR_SDPA_LIST_AT(documents, piece, list)                                                   \
-    (((int64_t)(piece)*TSR_SDPA_LISTS + (list)) * (((int64_t)(documents) + 4) / 4 * 4))
+#define TSR_SDPA_LIST_AT(documents, lists, piece, list)                                            \
+    (((int64_t)(piece) * (lists) + (list)) * (((int64_t)(documents) + 4) / 4 * 4))
 
 typedef struct {
     const int32_t *cu_seqlens;
     int32_t *lists; /* of each piece: lengths [documents], offsets [documents + 1] in elements */
     int64_t tokens;
     int32_t document_count;           /* in cu_seqlens; lists go on with length 0 */
-    int32_t documents, pieces;        /* of the lists */
+    int32_t documents, pieces, kinds; /* of the lists; kinds: of each piece */
     int32_t q_row, kv_row, stats_row; /* elements of a token */
-    void *clear[3];                   /* tokens in no document become 0; NULL: none */
-    int64_t clear_bytes[3];           /* of a token, a multiple of 4 */
-    const float *stats;               /* [tokens, q_heads] */
-    float *grouped;                   /* [q_heads / heads, tokens, heads]; NULL: not wanted */
+    int32_t o_row, v_row;
+    void *clear[3];         /* tokens in no document become 0; NULL: none */
+    int64_t clear_bytes[3]; /* of a token, a multiple of 4 */
+    const float *stats;     /* [tokens, q_heads] */
+    float *grouped;         /* [q_heads / heads, tokens, heads]; NULL: not wanted */
     int32_t q_heads, heads;
 } tsr_sdpa_lists;
 

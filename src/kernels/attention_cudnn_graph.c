@@ -71,9 +71,9 @@ static layout dense(int64_t documents, int64_t heads, int64_t rows, int64_t colu
 }
 
 /* Rows of a buffer of tokens; the stride of documents does not count, offsets do. */
-static layout token_rows(const graph *g, int64_t heads, int64_t row)
+static layout token_rows(const graph *g, int64_t heads, int64_t row, int64_t dim)
 {
-    return (layout){{g->documents, heads, g->longest, g->dim}, {g->longest * row, g->dim, row, 1}};
+    return (layout){{g->documents, heads, g->longest, dim}, {g->longest * row, dim, row, 1}};
 }
 
 static layout transposed(layout l)
@@ -277,17 +277,36 @@ static void lists(graph *g)
     g->offset_q = tensor(g, TSR_UID_OFFSET_Q, CUDNN_DATA_INT32, offsets, NULL);
     g->offset_kv = tensor(g, TSR_UID_OFFSET_KV, CUDNN_DATA_INT32, offsets, NULL);
     g->offset_stats = tensor(g, TSR_UID_OFFSET_STATS, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_o = g->offset_q;
+    g->offset_v = g->offset_kv;
+    if (g->v_dim == g->dim)
+        return;
+    g->offset_o = tensor(g, TSR_UID_OFFSET_O, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_v = tensor(g, TSR_UID_OFFSET_V, CUDNN_DATA_INT32, offsets, NULL);
 }
 
 static descriptor q_like(graph *g, int64_t uid)
 {
-    return tensor(g, uid, CUDNN_DATA_BFLOAT16, token_rows(g, g->heads, g->q_row), g->offset_q);
+    return tensor(g, uid, CUDNN_DATA_BFLOAT16, token_rows(g, g->heads, g->q_row, g->dim),
+                  g->offset_q);
 }
 
-static descriptor kv_like(graph *g, int64_t uid, bool transpose)
+static descriptor o_like(graph *g, int64_t uid)
 {
-    layout l = token_rows(g, g->kv_heads, g->kv_row);
+    return tensor(g, uid, CUDNN_DATA_BFLOAT16, token_rows(g, g->heads, g->o_row, g->v_dim),
+                  g->offset_o);
+}
+
+static descriptor k_like(graph *g, int64_t uid, bool transpose)
+{
+    layout l = token_rows(g, g->kv_heads, g->kv_row, g->dim);
     return tensor(g, uid, CUDNN_DATA_BFLOAT16, transpose ? transposed(l) : l, g->offset_kv);
+}
+
+static descriptor v_like(graph *g, int64_t uid, bool transpose)
+{
+    layout l = token_rows(g, g->kv_heads, g->v_row, g->v_dim);
+    return tensor(g, uid, CUDNN_DATA_BFLOAT16, transpose ? transposed(l) : l, g->offset_v);
 }
 
 static descriptor stats_like(graph *g, int64_t uid)
@@ -300,7 +319,7 @@ static descriptor stats_like(graph *g, int64_t uid)
 void tsr_sdpa_graph_forward(graph *g)
 {
     lists(g);
-    descriptor s = matmul(g, q_like(g, TSR_UID_Q), kv_like(g, TSR_UID_K, true), scores(g),
+    descriptor s = matmul(g, q_like(g, TSR_UID_Q), k_like(g, TSR_UID_K, true), scores(g),
                           g->length_q, g->length_kv, NULL);
     s = masked(g, pointwise(g, CUDNN_POINTWISE_MUL, s, scalar(g, TSR_UID_SCALE), scores(g)));
     descriptor most = reduction(g, CUDNN_REDUCE_TENSOR_MAX, s, per_query(g));
@@ -310,7 +329,7 @@ void tsr_sdpa_graph_forward(graph *g)
     descriptor log_sum = pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, per_query(g));
     pointwise(g, CUDNN_POINTWISE_ADD, log_sum, most, stats_like(g, TSR_UID_STATS));
     descriptor p = pointwise(g, CUDNN_POINTWISE_DIV, s, sum, mask_tensor(g, CUDNN_DATA_BFLOAT16));
-    matmul(g, p, kv_like(g, TSR_UID_V, false), q_like(g, TSR_UID_O), g->length_q, NULL,
+    matmul(g, p, v_like(g, TSR_UID_V, false), o_like(g, TSR_UID_O), g->length_q, NULL,
            g->length_kv);
 }
 
@@ -321,15 +340,14 @@ static descriptor flipped(graph *g, descriptor x)
     return reshape(g, x, tensor(g, 0, CUDNN_DATA_BFLOAT16, l, NULL));
 }
 
-/* x^T b, summed over the query heads of a group. */
-static void key_gradient(graph *g, descriptor x, descriptor b, int64_t uid)
+/* x^T b, summed over the query heads of a group, into `out` of heads of `dim`. */
+static void key_gradient(graph *g, descriptor x, descriptor b, descriptor out, int64_t dim)
 {
-    descriptor out = kv_like(g, uid, false);
     if (g->heads == g->kv_heads) {
         matmul(g, x, b, out, g->length_kv, NULL, g->length_q);
         return;
     }
-    layout l = dense(g->documents, g->heads, g->longest, g->dim);
+    layout l = dense(g->documents, g->heads, g->longest, dim);
     descriptor each = tensor(g, 0, CUDNN_DATA_BFLOAT16, l, NULL);
     matmul(g, x, b, each, g->length_kv, NULL, g->length_q);
     reduction(g, CUDNN_REDUCE_TENSOR_ADD, each, out);
@@ -338,12 +356,12 @@ static void key_gradient(graph *g, descriptor x, descriptor b, int64_t uid)
 void tsr_sdpa_graph_backward(graph *g)
 {
     lists(g);
-    descriptor q = q_like(g, TSR_UID_Q), k = kv_like(g, TSR_UID_K, true),
-               v = kv_like(g, TSR_UID_V, true);
-    descriptor d_o = q_like(g, TSR_UID_D_O), scale = scalar(g, TSR_UID_SCALE),
+    descriptor q = q_like(g, TSR_UID_Q), k = k_like(g, TSR_UID_K, true),
+               v = v_like(g, TSR_UID_V, true);
+    descriptor d_o = o_like(g, TSR_UID_D_O), scale = scalar(g, TSR_UID_SCALE),
                delta = stats_like(g, TSR_UID_DELTA);
-    layout wide = dense(g->documents, g->heads, g->longest, g->dim);
-    descriptor both = pointwise(g, CUDNN_POINTWISE_MUL, d_o, q_like(g, TSR_UID_O),
+    layout wide = dense(g->documents, g->heads, g->longest, g->v_dim);
+    descriptor both = pointwise(g, CUDNN_POINTWISE_MUL, d_o, o_like(g, TSR_UID_O),
                                 tensor(g, 0, CUDNN_DATA_FLOAT, wide, NULL));
     descriptor sum = reduction(g, CUDNN_REDUCE_TENSOR_ADD, both, per_query(g));
     pointwise(g, CUDNN_POINTWISE_MUL, sum, scalar(g, TSR_UID_ONE), delta);
@@ -352,20 +370,20 @@ void tsr_sdpa_graph_backward(graph *g)
     s = pointwise(g, CUDNN_POINTWISE_MUL, s, scale, scores(g));
     s = masked(g, pointwise(g, CUDNN_POINTWISE_SUB, s, stats_like(g, TSR_UID_STATS), scores(g)));
     descriptor p = pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, scores(g));
-    key_gradient(g, flipped(g, p), d_o, TSR_UID_DV);
+    key_gradient(g, flipped(g, p), d_o, v_like(g, TSR_UID_DV, false), g->v_dim);
 
     descriptor dp = matmul(g, d_o, v, scores(g), g->length_q, g->length_kv, NULL);
     descriptor ds = pointwise(g, CUDNN_POINTWISE_SUB, dp, delta, scores(g));
     ds = pointwise(g, CUDNN_POINTWISE_MUL, ds, p, scores(g));
     ds = pointwise(g, CUDNN_POINTWISE_MUL, ds, scale, scores(g));
-    key_gradient(g, flipped(g, ds), q, TSR_UID_DK);
+    key_gradient(g, flipped(g, ds), q, k_like(g, TSR_UID_DK, false), g->dim);
 
     descriptor upright =
-        tensor(g, 0, CUDNN_DATA_FLOAT, token_rows(g, g->kv_heads, g->kv_row), g->offset_kv);
+        tensor(g, 0, CUDNN_DATA_FLOAT, token_rows(g, g->kv_heads, g->kv_row, g->dim), g->offset_kv);
     descriptor dq = q_like(g, TSR_UID_DQ), sum_dq = dq;
     if (g->atomics)
-        sum_dq = tensor(g, TSR_UID_DQ_SUM, CUDNN_DATA_FLOAT, token_rows(g, g->heads, g->q_row),
-                        g->offset_q);
+        sum_dq = tensor(g, TSR_UID_DQ_SUM, CUDNN_DATA_FLOAT,
+                        token_rows(g, g->heads, g->q_row, g->dim), g->offset_q);
     matmul(g, ds, reshape(g, k, upright), sum_dq, g->length_q, NULL, g->length_kv);
     if (g->atomics)
         pointwise(g, CUDNN_POINTWISE_IDENTITY, sum_dq, NULL, dq);

@@ -28,6 +28,8 @@ enum {
     TSR_UID_OFFSET_Q,
     TSR_UID_OFFSET_KV,
     TSR_UID_OFFSET_STATS,
+    TSR_UID_OFFSET_O,
+    TSR_UID_OFFSET_V,
     TSR_UID_SCALE,
     TSR_UID_ONE,
     TSR_UID_HIDDEN, /* the score of a pair that is not seen */
@@ -37,11 +39,11 @@ enum {
 #define TSR_SDPA_DESCRIPTORS 192
 #define TSR_SDPA_OPERATIONS  40
 
-/* Zero-initialise and fill the first three lines. The first failure is kept; what follows does nothing. */
+/* Zero-initialise and fill the first three lines; v_dim: of heads of v and o. The first failure is kept; what follows does nothing. */
 typedef struct {
-    int64_t documents, heads, kv_heads, longest, dim; /* of one launch */
-    int64_t q_row, kv_row, stats_row;                 /* elements from token to token */
-    bool atomics;                                     /* dq is added up in fp32, in any order */
+    int64_t documents, heads, kv_heads, longest, dim, v_dim; /* of one launch */
+    int64_t q_row, kv_row, stats_row, o_row, v_row;          /* elements from token to token */
+    bool atomics; /* dq is added up in fp32, in any order */
 
     cudnnBackendDescriptor_t plan;
     int64_t workspace_bytes;
@@ -52,6 +54,7 @@ typedef struct {
     int made_count, operation_count;
     int64_t next_uid;
     cudnnBackendDescriptor_t length_q, length_kv, offset_q, offset_kv, offset_stats;
+    cudnnBackendDescriptor_t offset_o, offset_v; /* those of q and kv, where heads have one size */
 } tsr_sdpa_graph;
 
 void tsr_sdpa_graph_forward(tsr_sdpa_graph *g);

@@ -22,8 +22,8 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(THREADS)
     auxiliary_loss(const __grid_constant__ tsr_balance_args a)
 {
-    __shared__ double part[TSR_ROUTE_MOST_EXPERTS];
     tsr_kernel_begin();
+    __shared__ double part[TSR_ROUTE_MOST_EXPERTS];
     int64_t all = a.layers * a.tokens;
     for (int64_t e = threadIdx.x; e < a.experts; e += THREADS) {
         int64_t count = 0;
@@ -58,9 +58,9 @@ extern "C" tsr_status tsr_balance_cuda(tsr_stream *stream, const tsr_balance_arg
 static __global__ void __launch_bounds__(THREADS)
     move_biases(const __grid_constant__ tsr_balance_bias_args a)
 {
+    tsr_kernel_begin();
     __shared__ unsigned long long total;
     const int64_t *load = a.load + blockIdx.x * a.experts;
-    tsr_kernel_begin();
     if (*a.skip)
         return;
     if (threadIdx.x == 0)

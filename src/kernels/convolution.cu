@@ -9,6 +9,7 @@
 
 #define THREADS 128
 #define TOKENS  32
+#define BATCH   4 /* tokens whose loads are under way together */
 
 /* What a thread has of the call: channels [column, column + count), their taps, of which there are at most MOST, and
  * gains. */
@@ -41,16 +42,26 @@ static __device__ __forceinline__ bool lane_of(lane<MOST> *out, int64_t channels
     return true;
 }
 
-/* z of a token, in fp32; zeros before the first. */
+/* What is read of a few tokens, before any of it is used: zeros outside of [0, tokens). */
 template <int MOST>
-static __device__ __forceinline__ void load_token(float out[TSR_VECTOR], const void *z,
-                                                  int64_t token, int64_t channels,
-                                                  const lane<MOST> *l, tsr_dtype dtype, bool whole)
+static __device__ __forceinline__ void read_tokens(tsr_raw8 out[BATCH], const void *z,
+                                                   int64_t first, int64_t tokens, int64_t channels,
+                                                   const lane<MOST> *l, tsr_dtype dtype, bool whole)
 {
-    tsr_zero8(out);
-    if (token >= 0)
-        tsr_raw_widen(out, tsr_raw_load(z, token * channels + l->column, l->count, dtype, whole),
-                      dtype);
+    const tsr_raw8 none = {};
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        int64_t t = first + i;
+        out[i] = t >= 0 && t < tokens
+                     ? tsr_raw_load(z, t * channels + l->column, l->count, dtype, whole)
+                     : none;
+    }
+}
+
+static __device__ __forceinline__ int position_of(const int32_t *positions, int64_t t,
+                                                  int64_t tokens)
+{
+    return t >= 0 && t < tokens ? positions[t] : 0;
 }
 
 /* The newest of a few tokens goes in front. */
@@ -93,22 +104,28 @@ static __global__ void __launch_bounds__(THREADS)
     lane<MOST> l;
     int64_t first = (int64_t)blockIdx.y * TOKENS, end = min(a.tokens, first + TOKENS);
     float held[MOST][TSR_VECTOR] = {}, x[TSR_VECTOR];
-    if (!lane_of(&l, a.channels, a.taps, a.w, a.g))
+    if (!lane_of<MOST>(&l, a.channels, a.taps, a.w, a.g))
         return;
-    for (int64_t t = first - a.taps + 1; t < end; t++) {
-        load_token(x, a.z, t, a.channels, &l, a.dtype, whole);
-        push<MOST>(held, x);
-        if (t < first)
-            continue;
-        convolve<MOST>(x, held, &l, a.positions[t]);
+    for (int64_t t0 = first - a.taps + 1; t0 < end; t0 += BATCH) {
+        tsr_raw8 bits[BATCH];
+        read_tokens<MOST>(bits, a.z, t0, end, a.channels, &l, a.dtype, whole);
 #pragma unroll
-        for (int i = 0; i < TSR_VECTOR; i++)
-            x[i] /= 1.0f + expf(-x[i]);
-        tsr_raw_store(a.out, t * a.channels + l.column, l.count, x, a.dtype, whole);
+        for (int i = 0; i < BATCH; i++) {
+            int64_t t = t0 + i;
+            tsr_raw_widen(x, bits[i], a.dtype);
+            push<MOST>(held, x);
+            if (t < first || t >= end)
+                continue;
+            convolve<MOST>(x, held, &l, a.positions[t]);
+#pragma unroll
+            for (int j = 0; j < TSR_VECTOR; j++)
+                x[j] /= 1.0f + expf(-x[j]);
+            tsr_raw_store(a.out, t * a.channels + l.column, l.count, x, a.dtype, whole);
+        }
     }
 }
 
-/* d pre of a token: dout times the slope of SiLU. */
+/* dout becomes d pre: times the slope of SiLU. */
 static __device__ __forceinline__ void slope(float out[TSR_VECTOR], const float pre[TSR_VECTOR])
 {
 #pragma unroll
@@ -118,8 +135,23 @@ static __device__ __forceinline__ void slope(float out[TSR_VECTOR], const float 
     }
 }
 
-/* Token t's slope goes to the tokens before it that its taps reach: held[back] is what t - back has so far; after the
- * last tap it is whole. */
+/* What token t gives to those before it that its taps reach: sum[back] is what t - back has so far. */
+template <int MOST>
+static __device__ __forceinline__ void
+spread(float sum[MOST][TSR_VECTOR], const float d[TSR_VECTOR], const lane<MOST> *l, int position)
+{
+    float zero[TSR_VECTOR];
+    tsr_zero8(zero);
+    push<MOST>(sum, zero);
+#pragma unroll
+    for (int back = 0; back < MOST; back++)
+#pragma unroll
+        for (int i = 0; i < TSR_VECTOR; i++)
+            if (back < l->taps && back <= position)
+                sum[back][i] += l->w[back][i] * d[i];
+}
+
+/* Behind its last tap the sum of a token is whole. */
 template <int MOST>
 static __global__ void __launch_bounds__(THREADS)
     backward_tokens(const __grid_constant__ tsr_convolution_backward_args a, bool whole)
@@ -127,35 +159,34 @@ static __global__ void __launch_bounds__(THREADS)
     tsr_kernel_begin();
     lane<MOST> l;
     int64_t first = (int64_t)blockIdx.y * TOKENS, end = min(a.tokens, first + TOKENS);
+    int64_t last = min(a.tokens, end + a.taps - 1);
     float held[MOST][TSR_VECTOR] = {}, sum[MOST][TSR_VECTOR] = {}, x[TSR_VECTOR], d[TSR_VECTOR];
-    if (!lane_of(&l, a.channels, a.taps, a.w, a.g))
+    if (!lane_of<MOST>(&l, a.channels, a.taps, a.w, a.g))
         return;
-    for (int64_t t = first - a.taps + 1; t < end + a.taps - 1; t++) {
-        int position = t >= 0 && t < a.tokens ? a.positions[t] : 0;
-        tsr_zero8(d);
-        load_token(x, a.z, t < a.tokens ? t : -1, a.channels, &l, a.dtype, whole);
-        push<MOST>(held, x);
-        if (t >= first && t < a.tokens) {
+    for (int64_t t0 = first - a.taps + 1; t0 < end + a.taps - 1; t0 += BATCH) {
+        tsr_raw8 bits[BATCH], d_bits[BATCH];
+        read_tokens<MOST>(bits, a.z, t0, last, a.channels, &l, a.dtype, whole);
+        read_tokens<MOST>(d_bits, a.dout, t0, last, a.channels, &l, a.dtype, whole);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            int64_t t = t0 + i, done = t - a.taps + 1;
+            int position = position_of(a.positions, t, a.tokens);
+            tsr_raw_widen(x, bits[i], a.dtype);
+            tsr_raw_widen(d, d_bits[i], a.dtype);
+            push<MOST>(held, x);
             convolve<MOST>(x, held, &l, position);
-            load_token(d, a.dout, t, a.channels, &l, a.dtype, whole);
             slope(d, x);
+            if (t < first)
+                tsr_zero8(d);
+            spread<MOST>(sum, d, &l, position);
+            if (done < first || done >= end)
+                continue;
+#pragma unroll
+            for (int back = 0; back < MOST; back++)
+                if (back == l.taps - 1)
+                    tsr_raw_store(a.dy, done * a.channels + l.column, l.count, sum[back], a.dtype,
+                                  whole);
         }
-        tsr_zero8(x);
-        push<MOST>(sum, x);
-#pragma unroll
-        for (int back = 0; back < MOST; back++)
-#pragma unroll
-            for (int i = 0; i < TSR_VECTOR; i++)
-                if (back < l.taps && back <= position)
-                    sum[back][i] += l.w[back][i] * d[i];
-        int64_t done = t - a.taps + 1;
-        if (done < first || done >= end)
-            continue;
-#pragma unroll
-        for (int back = 0; back < MOST; back++)
-            if (back == l.taps - 1)
-                tsr_raw_store(a.dy, done * a.channels + l.column, l.count, sum[back], a.dtype,
-                              whole);
     }
 }
 

@@ -205,6 +205,18 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- calls ---- */
 
+tsr_status delta_check_shared(tsr_stream *stream, uint64_t bytes)
+{
+    const tsr_cuda_properties *card = tsr_device_cuda_properties(tsr_stream_device(stream));
+    if (bytes <= card->shared_bytes)
+        return TSR_OK;
+    return tsr_fail(
+        TSR_EUNSUPPORTED,
+        "delta_rule: heads this wide need %llu bytes of shared memory in this dtype, the "
+        "card has %llu; use dtype: bfloat16",
+        (unsigned long long)bytes, (unsigned long long)card->shared_bytes);
+}
+
 template <typename E, int D>
 static tsr_status norm_heads_launch(tsr_stream *stream, const delta_call &c)
 {

@@ -19,7 +19,7 @@
 #define CHUNK           TSR_DELTA_CHUNK
 #define SLICE           32 /* columns of a state that a block carries from chunk to chunk */
 #define SOLVERS         128
-#define DIFFERENTIATORS 256
+#define DIFFERENTIATORS 512
 
 /* A call, and where its workspace is. */
 typedef struct {
@@ -42,6 +42,9 @@ typedef struct {
     void *du;               /* [tokens, Hv, D] */
     void *d_state;          /* [chunks, Hv, D, D]: the gradient of S after each chunk */
 } delta_call;
+
+/* TSR_EUNSUPPORTED: the card gives a block less. */
+tsr_status delta_check_shared(tsr_stream *stream, uint64_t bytes);
 
 /* delta_rule_forward.cu, delta_rule_backward.cu: all after what delta_rule.cu prepares. */
 tsr_status delta_run_states(tsr_stream *stream, const delta_call *c);
@@ -71,10 +74,44 @@ static __device__ __forceinline__ float get(const __nv_bfloat16 *p)
     return __bfloat162float(*p);
 }
 
-/* Elements from one row of a tile to the next: no bank is met twice by what a warp reads at once. */
+/* Two elements side by side, the first at an even place. */
+static __device__ __forceinline__ void put2(float *p, float first, float second)
+{
+    *(float2 *)p = make_float2(first, second);
+}
+
+static __device__ __forceinline__ void put2(__nv_bfloat16 *p, float first, float second)
+{
+    *(uint32_t *)p = tsr_pack_bf16(first, second);
+}
+
+static __device__ __forceinline__ float2 get2(const float *p)
+{
+    return *(const float2 *)p;
+}
+
+static __device__ __forceinline__ float2 get2(const __nv_bfloat16 *p)
+{
+    uint32_t pair = *(const uint32_t *)p;
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+/* A tile's rows. No bank is met twice by what a warp reads at once: 16 bytes of eight rows in the same column lie in other
+ * columns, turned by their row, where rows have 128 bytes or more; narrower rows lie 16 bytes further apart. */
 template <typename E, int COLUMNS> struct tile_of {
-    static const int stride = COLUMNS + 16 / (int)sizeof(E);
+    static const int granule = 16 / (int)sizeof(E);
+    static const bool turned = COLUMNS >= 8 * granule;
+    static const int stride = turned ? COLUMNS : COLUMNS + granule;
 };
+
+template <typename E, int COLUMNS>
+static __device__ __forceinline__ int tile_at(int row, int column)
+{
+    const int granule = tile_of<E, COLUMNS>::granule;
+    if (tile_of<E, COLUMNS>::turned)
+        column = (column / granule ^ row % 8) * granule + column % granule;
+    return row * tile_of<E, COLUMNS>::stride + column;
+}
 
 /* ---- where a block works ---- */
 
@@ -121,7 +158,7 @@ static __device__ __forceinline__ void copy_rows(E *tile, const void *from, int6
         int row = i / across, column = i % across * each;
         bool there = row < valid;
         const E *p = (const E *)from + first + (there ? row : 0) * stride + column;
-        tsr_copy16(tile + row * tile_of<E, D>::stride + column, p, there);
+        tsr_copy16(tile + tile_at<E, D>(row, column), p, there);
     }
 }
 
@@ -152,18 +189,17 @@ static __device__ __forceinline__ void read_rows(E *tile, const void *from, int6
                           dtype);
 #pragma unroll
         for (int j = 0; j < TSR_VECTOR; j++)
-            put(tile + row * tile_of<E, D>::stride + column + j, j < count ? value[j] : 0);
+            put(tile + tile_at<E, D>(row, column + j), j < count ? value[j] : 0);
     }
 }
 
 /* ---- products ---- */
 
-/* c[m, n] += sum over `depth` of a[m, k] b[k, n], of the warp's 16 M rows from m0 and 8 N columns from n0 on.
- * A_TURNED: a is stored as [k, m]; B_TURNED: b as [n, k]. */
-template <int M, int N, bool A_TURNED, bool B_TURNED>
-static __device__ __forceinline__ void multiply(float c[M][N][4], const __nv_bfloat16 *a, int lda,
-                                                int m0, const __nv_bfloat16 *b, int ldb, int n0,
-                                                int depth)
+/* c[m, n] += sum over `depth` of a[m, k] b[k, n], of the warp's 16 M rows from m0 and 8 N columns from n0 on. a and b are
+ * tiles of A and B columns. A_TURNED: a is stored as [k, m]; B_TURNED: b as [n, k]. */
+template <int M, int N, bool A_TURNED, bool B_TURNED, int A, int B>
+static __device__ __forceinline__ void multiply(float c[M][N][4], const __nv_bfloat16 *a, int m0,
+                                                const __nv_bfloat16 *b, int n0, int depth)
 {
     int lane = (int)threadIdx.x % TSR_WARP, quarter = lane / 8, row = lane % 8;
     for (int k = 0; k < depth; k += 16) {
@@ -172,19 +208,22 @@ static __device__ __forceinline__ void multiply(float c[M][N][4], const __nv_bfl
         for (int m = 0; m < M; m++) {
             int top = m0 + 16 * m;
             if (A_TURNED)
-                tsr_ldmatrix_t(fa[m],
-                               a + (k + quarter / 2 * 8 + row) * lda + top + quarter % 2 * 8);
+                tsr_ldmatrix_t(fa[m], a + tile_at<__nv_bfloat16, A>(k + quarter / 2 * 8 + row,
+                                                                    top + quarter % 2 * 8));
             else
-                tsr_ldmatrix(fa[m], a + (top + quarter % 2 * 8 + row) * lda + k + quarter / 2 * 8);
+                tsr_ldmatrix(fa[m], a + tile_at<__nv_bfloat16, A>(top + quarter % 2 * 8 + row,
+                                                                  k + quarter / 2 * 8));
         }
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             int left = n0 + 8 * n;
             uint32_t fb[4];
             if (B_TURNED)
-                tsr_ldmatrix(fb, b + (left + quarter / 2 * 8 + row) * ldb + k + quarter % 2 * 8);
+                tsr_ldmatrix(fb, b + tile_at<__nv_bfloat16, B>(left + quarter / 2 * 8 + row,
+                                                               k + quarter % 2 * 8));
             else
-                tsr_ldmatrix_t(fb, b + (k + quarter % 2 * 8 + row) * ldb + left + quarter / 2 * 8);
+                tsr_ldmatrix_t(fb, b + tile_at<__nv_bfloat16, B>(k + quarter % 2 * 8 + row,
+                                                                 left + quarter / 2 * 8));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 tsr_mma(c[m][n], fa[m], fb[0], fb[1]);
@@ -205,9 +244,9 @@ static __device__ __forceinline__ int column_at(int n0, int n, int e)
     return n0 + 8 * n + (int)threadIdx.x % 4 * 2 + e % 2;
 }
 
-template <int M, int N, bool A_TURNED, bool B_TURNED>
-static __device__ __forceinline__ void multiply(float c[M][N][4], const float *a, int lda, int m0,
-                                                const float *b, int ldb, int n0, int depth)
+template <int M, int N, bool A_TURNED, bool B_TURNED, int A, int B>
+static __device__ __forceinline__ void multiply(float c[M][N][4], const float *a, int m0,
+                                                const float *b, int n0, int depth)
 {
     for (int k = 0; k < depth; k++)
 #pragma unroll
@@ -217,8 +256,8 @@ static __device__ __forceinline__ void multiply(float c[M][N][4], const float *a
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     int i = row_at(m0, m, e), j = column_at(n0, n, e);
-                    float x = A_TURNED ? a[k * lda + i] : a[i * lda + k];
-                    float y = B_TURNED ? b[j * ldb + k] : b[k * ldb + j];
+                    float x = a[A_TURNED ? tile_at<float, A>(k, i) : tile_at<float, A>(i, k)];
+                    float y = b[B_TURNED ? tile_at<float, B>(j, k) : tile_at<float, B>(k, j)];
                     c[m][n][e] += x * y;
                 }
 }
@@ -232,6 +271,17 @@ template <int M, int N> static __device__ __forceinline__ void clear(float c[M][
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 c[m][n][e] = 0;
+}
+
+template <int M, int N> static __device__ __forceinline__ void scale_all(float c[M][N][4], float by)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                c[m][n][e] *= by;
 }
 
 /* Scores of queries or keys by keys become P, or k.k below the diagonal, with their decay. */
@@ -250,17 +300,17 @@ static __device__ __forceinline__ void decay_scores(float c[1][N][4], const delt
 }
 
 /* A product to a tile. */
-template <typename E, int M, int N>
-static __device__ __forceinline__ void put_tile(E *tile, int stride, const float c[M][N][4], int m0,
-                                                int n0)
+template <typename E, int COLUMNS, int M, int N>
+static __device__ __forceinline__ void put_tile(E *tile, const float c[M][N][4], int m0, int n0)
 {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                put(tile + row_at(m0, m, e) * stride + column_at(n0, n, e), c[m][n][e]);
+            for (int e = 0; e < 4; e += 2)
+                put2(tile + tile_at<E, COLUMNS>(row_at(m0, m, e), column_at(n0, n, e)), c[m][n][e],
+                     c[m][n][e + 1]);
 }
 
 /* A product [64, D] to the rows of a head in workspace. */
@@ -271,26 +321,44 @@ static __device__ __forceinline__ void put_head(void *to, const float c[1][N][4]
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e += 2) {
             int row = row_at(m0, 0, e);
             if (row < chunk.length)
-                put((E *)to + first + row * stride + column_at(n0, n, e), c[0][n][e]);
+                put2((E *)to + first + row * stride + column_at(n0, n, e), c[0][n][e],
+                     c[0][n][e + 1]);
         }
 }
 
-/* The same to rows of dtype, of `width` columns. */
+static __device__ __forceinline__ void store2(void *p, int64_t i, float first, float second,
+                                              tsr_dtype dtype)
+{
+    if (dtype == TSR_F32)
+        *(float2 *)((float *)p + i) = make_float2(first, second);
+    else
+        *(uint32_t *)((uint16_t *)p + i) = tsr_pack2(first, second, dtype);
+}
+
+/* The same to rows of dtype, of `width` columns; `whole`: which is even, as all that is before. */
 template <int N>
-static __device__ __forceinline__ void store_rows(void *to, const float c[1][N][4],
-                                                  delta_chunk chunk, int64_t first, int64_t stride,
-                                                  int width, int m0, int n0, tsr_dtype dtype)
+static __device__ __forceinline__ void
+store_rows(void *to, const float c[1][N][4], delta_chunk chunk, int64_t first, int64_t stride,
+           int width, int m0, int n0, tsr_dtype dtype, bool whole)
 {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e += 2) {
             int row = row_at(m0, 0, e), column = column_at(n0, n, e);
-            if (row < chunk.length && column < width)
-                tsr_store(to, (chunk.start + row) * stride + first + column, c[0][n][e], dtype);
+            int64_t at = (chunk.start + row) * stride + first + column;
+            if (row >= chunk.length || column >= width)
+                continue;
+            if (whole) {
+                store2(to, at, c[0][n][e], c[0][n][e + 1], dtype);
+                continue;
+            }
+            tsr_store(to, at, c[0][n][e], dtype);
+            if (column + 1 < width)
+                tsr_store(to, at + 1, c[0][n][e + 1], dtype);
         }
 }
 
@@ -302,6 +370,7 @@ static __device__ __forceinline__ void store_rows(void *to, const float c[1][N][
     {                                                                                              \
         auto kernel = name<E, D>;                                                                  \
         size_t bytes = sizeof(memory<E, D>);                                                       \
+        TSR_TRY(delta_check_shared(stream, bytes));                                                \
         TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, (int64_t)bytes, "delta_rule"));     \
         TSR_LAUNCH_SHARED(kernel, blocks, threads, bytes, stream, args...);                        \
         return tsr_launched("delta_rule");                                                         \

@@ -52,6 +52,25 @@ static __device__ __forceinline__ void tsr_mma(float c[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* A float with the 11 bits of fraction that mma.m16n8k8 takes. */
+static __device__ __forceinline__ uint32_t tsr_tf32(float value)
+{
+    uint32_t out;
+    asm volatile("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(value));
+    return out;
+}
+
+/* c += a b, of tf32: a[0] is row g, product t, a[1] row g + 8; a[2], a[3] the same 4 products on. b0 is column g, product t,
+ * b1 4 products on; c as above. */
+static __device__ __forceinline__ void tsr_mma_tf32(float c[4], const uint32_t a[4], uint32_t b0,
+                                                    uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 static __device__ __forceinline__ uint32_t tsr_pack_bf16(float low, float high)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -1,6 +1,6 @@
 /*
  * rope_odd.cu: contract rope_qkv.h, for what rope_qkv.cu does not take: heads of which only a part turns, pairs of
- * neighbours, tables of the queries' own, and q, k and v as columns of wider rows. No norms of heads.
+ * neighbours, tables of the queries' own, and q, k and v as columns of wider rows. With norms of heads: rope_normed.cu.
  *
  * Split    A thread has one pair of columns of a head, or one column that does not turn, and the tokens of a chunk,
  *          so that it may write where it has read and that sums over tokens need nobody else.
@@ -154,16 +154,10 @@ static dim3 blocks_of(const odd_split *split, int64_t tokens)
     return dim3(tsr_blocks(split->slots, THREADS), tsr_blocks(tokens, split->chunk));
 }
 
-static tsr_status check_norm(const char *op, tsr_frozen norm)
-{
-    return norm.data ? tsr_fail(TSR_EUNSUPPORTED, "%s: norms of heads that turn in part", op)
-                     : TSR_OK;
-}
-
 tsr_status tsr_rope_odd(tsr_stream *stream, const tsr_rope_qkv_args *args)
 {
-    for (int p = 0; p < 3; p++)
-        TSR_TRY(check_norm("rope_qkv", args->part[p].norm));
+    if (args->part[0].norm.data || args->part[1].norm.data)
+        return tsr_rope_normed(stream, args);
     odd_split split = split_of(&args->shape, args->part[2].out, CHUNK_TOKENS, 0);
     TSR_LAUNCH(forward_odd, blocks_of(&split, args->shape.tokens), THREADS, stream, *args, split);
     return tsr_launched("rope_qkv");
@@ -172,16 +166,15 @@ tsr_status tsr_rope_odd(tsr_stream *stream, const tsr_rope_qkv_args *args)
 tsr_status tsr_rope_odd_back(tsr_stream *stream, const tsr_rope_qkv_backward_args *args,
                              tsr_column_sums *sums)
 {
-    const char *op = "rope_qkv_backward";
     tsr_tiling tiling = tsr_tiling_make(args->shape.tokens, 1, true, false);
-    for (int p = 0; p < 3; p++)
-        TSR_TRY(check_norm(op, args->part[p].norm));
+    if (args->part[0].norm.data || args->part[1].norm.data)
+        return tsr_rope_normed_back(stream, args, sums);
     odd_split split =
         split_of(&args->shape, args->part[2].dz,
                  tsr_column_sums_wanted(sums) ? tiling.chunk : CHUNK_TOKENS, sums->columns);
     if (args->shape.tokens) {
         TSR_LAUNCH(back_odd, blocks_of(&split, args->shape.tokens), THREADS, stream, *args, split);
-        TSR_TRY(tsr_launched(op));
+        TSR_TRY(tsr_launched("rope_qkv_backward"));
     }
     return tsr_column_sums_finish(sums, args->partials, tiling.chunks, stream);
 }

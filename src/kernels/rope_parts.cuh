@@ -213,12 +213,15 @@ static __device__ __forceinline__ void write_partials(const rope_backward_args *
     row[a->shape.half] = high;
 }
 
-/* ---- rope_odd.cu: what the lanes above do not take; without norms of heads ---- */
+/* ---- rope_odd.cu: what the lanes above do not take; with norms of heads, rope_normed.cu ---- */
 
 bool tsr_rope_is_odd(const tsr_rope_shape *shape);
 tsr_status tsr_rope_odd(tsr_stream *stream, const tsr_rope_qkv_args *args);
 tsr_status tsr_rope_odd_back(tsr_stream *stream, const tsr_rope_qkv_backward_args *args,
                              tsr_column_sums *sums);
+tsr_status tsr_rope_normed(tsr_stream *stream, const tsr_rope_qkv_args *args);
+tsr_status tsr_rope_normed_back(tsr_stream *stream, const tsr_rope_qkv_backward_args *args,
+                                tsr_column_sums *sums);
 
 /* ---- rope_ring.cu: bf16 heads of 128 without bias and norm ---- */
 

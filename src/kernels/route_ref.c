@@ -45,9 +45,8 @@ tsr_status tsr_route_check(const tsr_route_args *args)
     TSR_EXPECT(args->tokens >= 0 && args->h > 0, "route", "tokens < 0 or h < 1");
     TSR_EXPECT(tsr_frozen_valid(args->weight) && tsr_frozen_valid(args->bias), "route",
                "weight or bias is not F32 or BF16");
-    TSR_EXPECT(args->tokens == 0 ||
-                   (args->x && args->logits && args->p && args->id),
-               "route", "x, logits, p or id is NULL");
+    TSR_EXPECT(args->tokens == 0 || (args->x && args->logits && args->p && args->id), "route",
+               "x, logits, p or id is NULL");
     TSR_EXPECT(args->weight.data || args->h == args->how.experts, "route",
                "without a weight h is not the number of experts");
     return TSR_OK;

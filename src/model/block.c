@@ -521,6 +521,18 @@ static bool same_nodes(const tsr_block *a, const tsr_block *b)
     return same;
 }
 
+uint64_t tsr_block_idle_parameters(const tsr_block *block)
+{
+    uint64_t idle = 0;
+    for (int i = 0; i < block->stack_count; i++) {
+        const tsr_stack *stack = &block->stack[i];
+        uint64_t chosen = (uint64_t)block->node[stack->node].spec.experts.chosen;
+        idle +=
+            (stack->experts - chosen) * (stack->out * stack->in + (stack->bias ? stack->out : 0));
+    }
+    return idle;
+}
+
 bool tsr_block_same(const tsr_block *a, const tsr_block *b)
 {
     bool same = same_nodes(a, b) && a->value_count == b->value_count &&

@@ -344,6 +344,9 @@ tsr_status tsr_block_end(tsr_block *block, tsr_residual r, const char *who);
 /* Whether two blocks describe the same layer. */
 bool tsr_block_same(const tsr_block *a, const tsr_block *b);
 
+/* Parameters of the experts that a token does not go to. */
+uint64_t tsr_block_idle_parameters(const tsr_block *block);
+
 /* What is printed for a value: "q", or "z self_attn.q_proj". */
 void tsr_value_print(char *out, uint64_t bytes, const tsr_block *block, int value);
 

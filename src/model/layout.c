@@ -601,6 +601,8 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
     for (int layer = 0; layer < layout.layer_count; layer++)
         if ((status = make_layer(&b, layer)) < 0)
             goto out;
+    for (int layer = 0; layer < layout.layer_count; layer++)
+        layout.idle_count += tsr_block_idle_parameters(layout.unit[layer].block);
     if (layout.embedding_count)
         layout.embedding_path =
             tsr_module_path(tsr_composite_prefix(config->composite), 0, true, "embed_tokens");

@@ -198,6 +198,7 @@ typedef struct {
     const tsr_tensor *layer_rows;        /* a table of what every layer takes of a token, or NULL */
     int first_trained;                   /* lowest layer with an adapter; layer_count if none has */
     uint64_t largest_r, parameter_count, trainable_count;
+    uint64_t idle_count;     /* parameters of the experts that a token does not go to */
     uint64_t tower_elements; /* of tensors beside the text decoder, which nothing reads */
 } tsr_layout;
 

@@ -517,17 +517,19 @@ static void draw_stack(float *out, const beginning *begin, const tsr_layout_stac
 
 /* A or B of a stack: stored ones, in the order of files (io/peft.h), or fresh ones. */
 static tsr_status load_stack_part(const beginning *begin, int unit, int stack, int segment,
-                                  const tsr_tensor *stored)
+                                  const tsr_peft_module *stored)
 {
     const tsr_layout_unit *parts = &begin->layout->unit[unit];
     const tsr_layout_stack *s = &parts->stack[stack];
     tsr_status status = TSR_OK;
     owned_part part;
     TSR_TRY(open_part(&part, &parts->trainable[segment], begin->loader));
-    if (stored && segment == s->a)
-        status = tsr_safetensors_read_f32(part.read, stored, part.from, part.count);
+    if (stored && stored->one)
+        status = tsr_peft_read_joined(part.read, stored, segment == s->b, part.from, part.count);
+    else if (stored && segment == s->a)
+        status = tsr_safetensors_read_f32(part.read, stored->a, part.from, part.count);
     else if (stored)
-        status = tsr_peft_read_expert_b(part.read, stored,
+        status = tsr_peft_read_expert_b(part.read, stored->b,
                                         &(tsr_peft_expert_b){s->experts, s->out,
                                                              part.segment->stored_columns,
                                                              tsr_layout_stack_by_turns(s)},
@@ -559,8 +561,8 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
         const tsr_peft_module *stored = stored_of(&begin, s->path);
         if (!s->r)
             continue;
-        TSR_TRY(load_stack_part(&begin, unit, i, s->a, stored ? stored->a : NULL));
-        TSR_TRY(load_stack_part(&begin, unit, i, s->b, stored ? stored->b : NULL));
+        TSR_TRY(load_stack_part(&begin, unit, i, s->a, stored));
+        TSR_TRY(load_stack_part(&begin, unit, i, s->b, stored));
     }
     return TSR_OK;
 }

@@ -70,7 +70,7 @@ static tsr_status add_stacks(list *to, const tsr_block *block, uint64_t layer)
         tsr_adapter_module *last = &to->module[to->count - 1];
         last->experts = s->experts;
         last->parts = s->parts;
-        last->was_linears = !s->files->fused;
+        last->linears = s->files->fused ? NULL : s->files->one;
         last->in_features = s->in;
         last->out_features = s->out;
     }

@@ -251,6 +251,8 @@ static tsr_status check_names(const grouping *g)
         return TSR_OK;
     for (int i = 0; i < block->matrix_count; i++)
         tsr_text_printf(&names, "%s%s", i ? ", " : "", block->matrix[i].name);
+    for (int i = 0; i < block->stack_count; i++)
+        tsr_text_printf(&names, ", %s", block->stack[i].name);
     tsr_status status =
         tsr_fail(TSR_ECONFIG,
                  "%s: unit_policy: %s is of no module of a layer; write layer, a number of layers, "

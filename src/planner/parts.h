@@ -81,6 +81,9 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
 /* "157.85 MiB". */
 void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes);
 
+/* "128 a layer, 8 of a token: 3.35 of 30.5 billion parameters are active" */
+void tsr_decide_put_experts(tsr_text *out, const tsr_layout *layout);
+
 /* What a buffer is for in a user's words: "gather slots"; its own `why` where there are none. */
 const char *tsr_decide_words(const tsr_buffer *buffer);
 

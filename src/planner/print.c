@@ -268,6 +268,17 @@ static uint64_t largest_unit(const tsr_decision *d, int first, int end)
     return most;
 }
 
+/* Of a model that has them. */
+static void print_json_experts(tsr_text *out, const tsr_layout *layout)
+{
+    const tsr_model_experts *e = &layout->config.experts;
+    if (layout->idle_count)
+        tsr_text_printf(out,
+                        ",\"experts\":%" PRIu64 ",\"experts_of_a_token\":%" PRIu64
+                        ",\"active_parameters\":%" PRIu64,
+                        e->count, e->chosen, layout->parameter_count - layout->idle_count);
+}
+
 static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view, const tsr_speeds *speeds,
                              const tsr_largest *largest)
@@ -283,12 +294,14 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         ",\"parameters\":%" PRIu64 ",\"trainable_parameters\":%" PRIu64
         ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
         "\"optimizer_offload\":%s,"
-        "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d,\n\"units\":[",
+        "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d",
         view->ranks, d->group, d->replicas, d->plan->hash, memory->total[TSR_PLACE_DEVICE],
         memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE], d->reserve, d->budget,
         layout->parameter_count, layout->trainable_count, base_compute(d), d->plan->options.slots,
         d->activations_offloaded ? "true" : "false", d->state_offloaded ? "true" : "false",
         d->plan->chunk_count, d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1);
+    print_json_experts(out, layout);
+    tsr_text_puts(out, ",\n\"units\":[");
     for (int i = 0; i < layout->plan_unit_count; i++) {
         const tsr_unit *unit = &d->units[i];
         tsr_text_printf(out,
@@ -408,6 +421,11 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.plan_unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    if (inputs->layout.idle_count) {
+        tsr_text_puts(out, "experts: ");
+        tsr_decide_put_experts(out, &inputs->layout);
+        tsr_text_puts(out, "\n");
+    }
     print_units(out, d, &inputs->layout);
     print_kept(out, d, inputs->layout.layer_count);
     if (d->stride)

@@ -144,10 +144,32 @@ static void put_verdict(tsr_text *out, const tsr_decision *d, const tsr_inputs *
     out->failed |= line.failed;
 }
 
-static void put_purposes(tsr_text *out, const tsr_decision *d, tsr_share *shares)
+void tsr_decide_put_experts(tsr_text *out, const tsr_layout *layout)
+{
+    const tsr_model_experts *e = &layout->config.experts;
+    uint64_t all = layout->parameter_count;
+    double unit = all < 1000000000 ? 1e-6 : 1e-9;
+    tsr_text_printf(
+        out, "%" PRIu64 " a layer, %" PRIu64 " of a token: %.4g of %.4g %s parameters are active",
+        e->count, e->chosen, unit * (double)(all - layout->idle_count), unit * (double)all,
+        unit < 1e-6 ? "billion" : "million");
+}
+
+static void put_experts(tsr_text *out, const tsr_layout *layout)
+{
+    tsr_auto_text line = {0};
+    if (!layout->idle_count)
+        return;
+    tsr_decide_put_experts(&line, layout);
+    put_line(out, "experts", tsr_text_string(&line));
+    out->failed |= line.failed;
+}
+
+/* At most `most` and the rest. */
+static void put_purposes(tsr_text *out, const tsr_decision *d, tsr_share *shares, int most)
 {
     int count = tsr_decide_shares(shares, d, TSR_PLACE_DEVICE),
-        shown = count <= SHOWN + 1 ? count : SHOWN;
+        shown = count <= most + 1 ? count : most;
     uint64_t all = tsr_decide_bytes(d), left = all;
     for (int i = 0; i < shown || (i == shown && left); i++) {
         tsr_auto_text bytes = {0};
@@ -303,7 +325,8 @@ tsr_status tsr_decision_screen(tsr_text *out, const tsr_decision *d, const tsr_i
     put_verdict(out, d, inputs, view, speeds);
     if (change)
         put_line(out, "change", change);
-    put_purposes(out, d, shares);
+    put_experts(out, &inputs->layout);
+    put_purposes(out, d, shares, inputs->layout.idle_count ? SHOWN - 1 : SHOWN);
     put_host(out, d, shares);
     free(shares);
     if (!change) {

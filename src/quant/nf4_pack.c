@@ -24,7 +24,7 @@ static const char *const suffixes[TSR_NF4_PACKED_TENSORS] = {
 struct tsr_nf4_packed {
     tsr_nf4_packer *packer;
     tsr_nf4_packed *before;
-    const tsr_tensor *tensor;
+    tsr_nf4_values values;
     tsr_nf4_layout cut;
     char *names[TSR_NF4_PACKED_TENSORS];
     char *state;   /* JSON */
@@ -96,7 +96,7 @@ static tsr_status reserve(tsr_nf4_packer *packer, const tsr_nf4_packed *packed)
     packer->absmax = malloc(blocks * sizeof *packer->absmax);
     packer->q = malloc(blocks);
     if (!packer->absmax || !packer->q)
-        return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", packed->tensor->name);
+        return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", packed->values.name);
     packer->block_capacity = blocks;
     return TSR_OK;
 }
@@ -106,25 +106,27 @@ static tsr_status reserve(tsr_nf4_packer *packer, const tsr_nf4_packed *packed)
 static tsr_status quantize_chunk(const tsr_nf4_packed *packed, uint64_t first)
 {
     tsr_nf4_packer *packer = packed->packer;
-    const tsr_tensor *tensor = packed->tensor;
+    const tsr_nf4_values *of = &packed->values;
     uint64_t bad = UINT64_MAX;
     uint64_t left = packed->cut.element_count - first;
     uint64_t some = left < CHUNK_ELEMENTS ? left : CHUNK_ELEMENTS;
     if (first == 0)
         TSR_TRY(reserve(packer, packed));
-    TSR_TRY(tsr_safetensors_read_finite(packer->values, tensor, first, some));
+    TSR_TRY(of->read(packer->values, of->user, first, some));
     tsr_nf4_quantize_args args = {.codes = packer->codes,
                                   .absmax = packer->absmax + first / TSR_NF4_BLOCK,
                                   .bad = &bad,
                                   .values = packer->values,
                                   .first = first,
                                   .count = (int64_t)some,
-                                  .dtype = tensor->dtype};
+                                  .dtype = of->dtype};
     TSR_TRY(tsr_nf4_quantize_ref(&args, packer->options.pool));
+    if (bad != UINT64_MAX)
+        return of->refuse(of->user, bad);
     packer->of = packed;
     packer->done = first + some;
     return packer->options.tick
-               ? packer->options.tick(packer->options.user, some * tsr_dtype_bytes(tensor->dtype))
+               ? packer->options.tick(packer->options.user, some * tsr_dtype_bytes(of->dtype))
                : TSR_OK;
 }
 
@@ -151,46 +153,49 @@ static tsr_status nest(float *offset, float *nested, const tsr_nf4_packed *packe
                               .count = (int64_t)packed->cut.block_count};
     TSR_TRY(tsr_nf4_nest_ref(&args, packer->options.pool));
     if (!isfinite(*offset))
-        return tsr_fail(TSR_EDATA, "tensor %s: the mean of its scales is %f", packed->tensor->name,
+        return tsr_fail(TSR_EDATA, "tensor %s: the mean of its scales is %f", packed->values.name,
                         (double)*offset);
     return TSR_OK;
 }
 
 static tsr_status measure(tsr_nf4_packed *packed)
 {
-    const tsr_tensor *tensor = packed->tensor;
+    tsr_nf4_values *values = &packed->values;
     for (int i = 0; i < TSR_NF4_PACKED_TENSORS; i++)
-        if (asprintf(&packed->names[i], "%s%s", tensor->name, suffixes[i]) < 0) {
+        if (asprintf(&packed->names[i], "%s%s", values->name, suffixes[i]) < 0) {
             packed->names[i] = NULL;
-            return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", tensor->name);
+            return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", values->name);
         }
-    tsr_weight described = {.dtype = tensor->dtype,
-                            .ndim = tensor->ndim,
+    values->name = packed->names[CODES]; /* which has no suffix */
+    tsr_weight described = {.dtype = values->dtype,
+                            .ndim = values->ndim,
                             .blocksize = TSR_NF4_BLOCK,
                             .nested = packed->cut.nested,
                             .nested_blocksize = TSR_NF4_NESTED_BLOCK};
-    memcpy(described.shape, tensor->shape, sizeof described.shape);
+    memcpy(described.shape, values->shape, sizeof values->shape);
     TSR_TRY(need_scales(packed)); /* finds what is not finite before anything is written */
     if (packed->cut.nested) {
         packed->nested = malloc(packed->cut.nested_count * sizeof(float));
         if (!packed->nested)
-            return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", tensor->name);
+            return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", values->name);
         TSR_TRY(nest(&packed->offset, packed->nested, packed));
         described.nested_offset = (double)packed->offset;
     }
     return tsr_weight_state_format(&packed->state, &described);
 }
 
-tsr_status tsr_nf4_packer_add(const tsr_nf4_packed **out, tsr_nf4_packer *packer,
-                              const tsr_tensor *weight)
+tsr_status tsr_nf4_packer_add_values(const tsr_nf4_packed **out, tsr_nf4_packer *packer,
+                                     const tsr_nf4_values *values)
 {
     tsr_nf4_packed *packed = calloc(1, sizeof *packed);
     if (!packed)
-        return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", weight->name);
+        return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", values->name);
     packed->packer = packer;
-    packed->tensor = weight;
-    tsr_status status =
-        tsr_nf4_layout_make(&packed->cut, weight->element_count, 1, packer->options.nested);
+    packed->values = *values;
+    uint64_t elements = 1;
+    for (int i = 0; i < values->ndim; i++)
+        elements *= values->shape[i];
+    tsr_status status = tsr_nf4_layout_make(&packed->cut, elements, 1, packer->options.nested);
     if (status == TSR_OK)
         status = measure(packed);
     packer->of = NULL; /* its scales may be the last weight's at the same address */
@@ -202,6 +207,32 @@ tsr_status tsr_nf4_packer_add(const tsr_nf4_packed **out, tsr_nf4_packer *packer
     packer->last = packed;
     *out = packed;
     return TSR_OK;
+}
+
+static tsr_status read_tensor(void *out, void *user, uint64_t first, uint64_t count)
+{
+    return tsr_safetensors_read_finite(out, user, first, count);
+}
+
+static tsr_status refuse_tensor(void *user, uint64_t element)
+{
+    const tsr_tensor *tensor = user;
+    (void)element; /* it was finite when it was read */
+    return tsr_fail(TSR_EDATA, "%s: tensor '%s' is being changed",
+                    tsr_safetensors_path(tensor->file), tensor->name);
+}
+
+tsr_status tsr_nf4_packer_add(const tsr_nf4_packed **out, tsr_nf4_packer *packer,
+                              const tsr_tensor *weight)
+{
+    tsr_nf4_values values = {.name = weight->name,
+                             .dtype = weight->dtype,
+                             .ndim = weight->ndim,
+                             .read = read_tensor,
+                             .refuse = refuse_tensor,
+                             .user = (void *)weight};
+    memcpy(values.shape, weight->shape, sizeof values.shape);
+    return tsr_nf4_packer_add_values(out, packer, &values);
 }
 
 /* ---- while it is written ---- */

@@ -37,6 +37,24 @@ void tsr_nf4_packer_destroy(tsr_nf4_packer *packer);
 tsr_status tsr_nf4_packer_add(const tsr_nf4_packed **out, tsr_nf4_packer *packer,
                               const tsr_tensor *weight);
 
+/* Values that are no tensor of their own: part of one that holds several weights. */
+typedef struct {
+    const char
+        *name; /* that the weight gets: "model.layers.0.mlp.experts.7.up_proj.weight"; copied */
+    tsr_dtype dtype;
+    int ndim;
+    uint64_t shape[TSR_TENSOR_MAX_DIMS];
+    /* Elements [first, first + count) of `dtype`; what is not finite is passed on. */
+    tsr_status (*read)(void *out, void *user, uint64_t first, uint64_t count);
+    /* Names this element, which is not finite: TSR_EDATA. */
+    tsr_status (*refuse)(void *user, uint64_t element);
+    void *user;
+} tsr_nf4_values;
+
+/* The same of such values; `user` is borrowed as long as the packer. */
+tsr_status tsr_nf4_packer_add_values(const tsr_nf4_packed **out, tsr_nf4_packer *packer,
+                                     const tsr_nf4_values *values);
+
 /* The tensors of one weight, the codes first: their number. Borrowed from the packer. */
 #define TSR_NF4_PACKED_TENSORS 6
 int tsr_nf4_packed_sources(tsr_tensor_source out[TSR_NF4_PACKED_TENSORS],

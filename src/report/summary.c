@@ -45,6 +45,13 @@ static void put_model(tsr_text *out, const tsr_config *config, const tsr_summary
         put_count(out, s->parameter_count);
         tsr_text_puts(out, " parameters");
     }
+    if (s->active_count && s->active_count != s->parameter_count) {
+        tsr_text_puts(out, ", ");
+        put_count(out, s->active_count);
+        tsr_text_puts(out, " active (");
+        tsr_number_put(out, 100.0 * (double)s->active_count / (double)s->parameter_count, 3);
+        tsr_text_puts(out, " %)");
+    }
     tsr_text_printf(out, ", base %s\n",
                     !config->load_in_4bit          ? "as in the checkpoint"
                     : config->use_bnb_nested_quant ? "NF4 with double quantization"

@@ -9,8 +9,8 @@
 
 /* Zero or NULL facts are left out of their line. */
 typedef struct {
-    const char *architecture; /* "llama, 6 layers" */
-    uint64_t parameter_count, trainable_count;
+    const char *architecture;                                /* "llama, 6 layers" */
+    uint64_t parameter_count, active_count, trainable_count; /* active: of one token */
     const char *adapter_note;        /* "and all experts", after the targets */
     int64_t sample_count, row_count; /* rows differ from samples when packed */
     int64_t token_count, label_count;

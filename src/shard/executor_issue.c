@@ -247,8 +247,7 @@ static tsr_status copy_flags(tsr_executor *executor, tsr_stream *stream)
     from[TSR_WORD_TIME_LIMIT] = flags->time_limit;
     from[TSR_WORD_LABEL_TOKENS] = flags->label_tokens;
     from[TSR_WORD_INPUT_TOKENS] = flags->input_tokens;
-    return tsr_stream_copy(stream, executor->options.store->word, from,
-                           bytes);
+    return tsr_stream_copy(stream, executor->options.store->word, from, bytes);
 }
 
 static tsr_status issue_fill_word(tsr_executor *executor, const tsr_plan_op *op)

@@ -141,6 +141,25 @@ static void test_model(void **state)
     json_decref(r);
 }
 
+/* One row for what the experts of a layer have each. */
+static void test_experts(void **state)
+{
+    (void)state;
+    json_t *r = inspect(GOLDEN "/families/qwen3_moe/checkpoint");
+    is_text(r, "experts", "8 of width 24 in each of 2 layers, 3 of a token");
+    is_int(r, "parameters", 181840);
+    is_int(r, "active_parameters", 181840 - 2 * (8 - 3) * 3 * 64 * 24);
+    is_int(r, "shards.0.tensors", 80);
+    assert_int_equal(json_array_size(at(r, "tensors")), 80 - 2 * 7 * 3);
+    is_text(r, "tensors.3.name", "model.layers.0.mlp.experts.*.down_proj.weight");
+    is_int(r, "tensors.3.experts", 8);
+    is_int(r, "tensors.3.bytes", 8 * 2 * 64 * 24);
+    is_int(r, "tensors.3.shape.1", 24);
+    is_text(r, "tensors.6.name", "model.layers.0.mlp.gate.weight");
+    assert_null(json_object_get(at(r, "tensors.6"), "experts"));
+    json_decref(r);
+}
+
 static void test_adapter(void **state)
 {
     (void)state;
@@ -524,12 +543,12 @@ static void test_environment(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_file),           cmocka_unit_test(test_model),
-        cmocka_unit_test(test_adapter),        cmocka_unit_test(test_run),
-        cmocka_unit_test(test_adapter_of_run), cmocka_unit_test(test_broken),
-        cmocka_unit_test(test_plot),           cmocka_unit_test(test_plot_experts),
-        cmocka_unit_test(test_plot_values),    cmocka_unit_test(test_plot_long),
-        cmocka_unit_test(test_report),         cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_caller)};
+        cmocka_unit_test(test_file),         cmocka_unit_test(test_model),
+        cmocka_unit_test(test_experts),      cmocka_unit_test(test_adapter),
+        cmocka_unit_test(test_run),          cmocka_unit_test(test_adapter_of_run),
+        cmocka_unit_test(test_broken),       cmocka_unit_test(test_plot),
+        cmocka_unit_test(test_plot_experts), cmocka_unit_test(test_plot_values),
+        cmocka_unit_test(test_plot_long),    cmocka_unit_test(test_report),
+        cmocka_unit_test(test_environment),  cmocka_unit_test(test_caller)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

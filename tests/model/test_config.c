@@ -164,6 +164,9 @@ static void test_qwen3(void **state)
 
 #define QWEN3_5_WITH(more)                                                                         \
     "{\"model_type\":\"qwen3_5_text\"," SIZES "\"num_attention_heads\":4" more "}"
+#define QWEN3_5_MOE_WITH(more)                                                                     \
+    "{\"model_type\":\"qwen3_5_moe_text\",\"vocab_size\":100,\"hidden_size\":64,"                  \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_experts\":8" more "}"
 
 static const struct {
     const char *what, *text;
@@ -175,7 +178,7 @@ static const struct {
     {"other model", "{\"model_type\":\"gpt2\"}", {"model_type", "'gpt2'", "qwen3", "qwen3_vl"}},
     {"llama4",
      "{\"model_type\":\"llama4\",\"text_config\":{\"model_type\":\"llama4_text\"}}",
-     {"model_type", "'llama4'", "chunked attention", "experts"}},
+     {"model_type", "'llama4'", "chunked attention"}},
     {"other head",
      "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForSequenceClassification\"]}",
      {"architectures", "LlamaForSequenceClassification", "LlamaForCausalLM"}},
@@ -309,6 +312,12 @@ static const struct {
     {"qwen3.5 other gate",
      QWEN3_5_WITH(",\"output_gate_type\":\"sigmoid\""),
      {"output_gate_type", "'sigmoid'", "swish"}},
+    {"qwen3.5 without experts' width",
+     QWEN3_5_MOE_WITH(",\"num_experts_per_tok\":2,\"moe_intermediate_size\":16"),
+     {"'shared_expert_intermediate_size'", "missing"}},
+    {"qwen3.5 more than all experts",
+     QWEN3_5_MOE_WITH(",\"num_experts_per_tok\":9,\"moe_intermediate_size\":16"),
+     {"num_experts_per_tok is 9", "num_experts is 8"}},
     {"qwen3.5 window",
      QWEN3_5_WITH(",\"sliding_window\":64"),
      {"'sliding_window'", "64", "qwen3_5_text"}},

@@ -134,7 +134,7 @@ static void test_refused(void **state)
     static const struct {
         const char *key, *value, *word;
     } wrong[] = {{"num_kv_shared_layers", "3", "num_kv_shared_layers"},
-                 {"enable_moe_block", "true", "enable_moe_block"},
+                 {"enable_moe_block", "true", "num_experts"},
                  {"vocab_size_per_layer_input", "255", "vocab_size_per_layer_input"},
                  {"use_bidirectional_attention", "\"all\"", "use_bidirectional_attention"},
                  {"per_layer_config", "{\"0\": {\"head_dim\": 32}}", "per_layer_config"},

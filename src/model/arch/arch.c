@@ -10,16 +10,16 @@ static const tsr_arch *const families[] = {
     &tsr_arch_glm4,        &tsr_arch_glm4_moe,   &tsr_arch_gpt_oss, &tsr_arch_granite,
     &tsr_arch_llama,       &tsr_arch_ministral3, &tsr_arch_mistral, &tsr_arch_mixtral,
     &tsr_arch_olmo2,       &tsr_arch_olmo3,      &tsr_arch_phi3,    &tsr_arch_qwen2,
-    &tsr_arch_qwen2_5_vl,  &tsr_arch_qwen3,      &tsr_arch_qwen3_5, &tsr_arch_qwen3_moe,
-    &tsr_arch_qwen3_vl,    &tsr_arch_smollm3};
+    &tsr_arch_qwen2_5_vl,  &tsr_arch_qwen3,      &tsr_arch_qwen3_5, &tsr_arch_qwen3_5_moe,
+    &tsr_arch_qwen3_moe,   &tsr_arch_qwen3_vl,   &tsr_arch_smollm3};
 enum { FAMILIES = sizeof families / sizeof *families };
 
 /* Known, and why they are not read. */
 static const struct {
     const char *model_type, *why;
 } refused[] = {
-    {"llama4", "it uses chunked attention and experts, which are not supported"},
-    {"llama4_text", "it uses chunked attention and experts, which are not supported"},
+    {"llama4", "it uses chunked attention, which is not supported"},
+    {"llama4_text", "it uses chunked attention, which is not supported"},
 };
 
 /* What the model_type of a config.json may be, one after the other; NULL: no more. */

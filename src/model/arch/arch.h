@@ -25,6 +25,7 @@ struct tsr_arch {
     bool mrope; /* mrope_section is: RoPE with three positions a token, which text has all alike */
     double
         sliding_theta; /* of the layers with a window, where they have a RoPE of their own; else 0 */
+    bool experts_alone; /* no layer has an MLP of intermediate_size, which may be missing */
     bool tied;
     bool
         further_tokens; /* files may have layers behind the last one, which predict further tokens */

@@ -35,6 +35,7 @@ static const char *const mistral3_keys[] = {"image_token_index",         "projec
 
 static const char *const qwen2_5_vl_text[] = {"qwen2_5_vl_text", NULL};
 static const char *const qwen3_5_text[] = {"qwen3_5_text", NULL};
+static const char *const qwen3_5_moe_text[] = {"qwen3_5_moe_text", NULL};
 static const char *const qwen3_vl_text[] = {"qwen3_vl_text", NULL};
 static const char *const qwen_keys[] = {"video_token_id", "vision_start_token_id",
                                         "vision_end_token_id", "vision_token_id", NULL};
@@ -74,6 +75,12 @@ static const tsr_composite classes[] = {
      .architecture = "Qwen3_5ForConditionalGeneration",
      .models = "Qwen 3.5, dense",
      .text = qwen3_5_text,
+     .towers = qwen3_5_towers,
+     .keys = qwen_keys},
+    {.model_type = "qwen3_5_moe",
+     .architecture = "Qwen3_5MoeForConditionalGeneration",
+     .models = "Qwen 3.5, experts",
+     .text = qwen3_5_moe_text,
      .towers = qwen3_5_towers,
      .keys = qwen_keys},
     {.model_type = "qwen3_vl",

@@ -97,8 +97,9 @@ static tsr_status read_sizes(tsr_model_config *out, const json_t *root, const ch
     out->rms_norm_eps = out->arch->eps;
     TSR_TRY(tsr_model_config_size(&out->vocab_size, root, "vocab_size", MOST_VOCABULARY, place));
     TSR_TRY(tsr_model_config_size(&out->hidden_size, root, "hidden_size", MOST_HIDDEN, place));
-    TSR_TRY(tsr_model_config_size(&out->intermediate_size, root, "intermediate_size",
-                                  MOST_INTERMEDIATE, place));
+    if (!out->arch->experts_alone || tsr_json_has(root, "intermediate_size"))
+        TSR_TRY(tsr_model_config_size(&out->intermediate_size, root, "intermediate_size",
+                                      MOST_INTERMEDIATE, place));
     TSR_TRY(tsr_model_config_size(&out->layer_count, root, "num_hidden_layers",
                                   TSR_MODEL_MOST_LAYERS, place));
     TSR_TRY(read_heads(out, root, place));

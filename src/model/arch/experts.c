@@ -60,9 +60,8 @@ int16_t tsr_decoder_routed(tsr_block *b, int16_t input, const tsr_block_routes *
     return tsr_block_combine(b, act, routes, &down);
 }
 
-/* The MLP beside the experts. */
-static int16_t shared_mlp(tsr_block *b, int16_t x, const tsr_model_config *c,
-                          const tsr_expert_names *names)
+int16_t tsr_decoder_shared_mlp(tsr_block *b, int16_t x, const tsr_model_config *c,
+                               const tsr_expert_names *names)
 {
     uint64_t width = c->experts.shared_width;
     const tsr_matrix gate_up[2] = {{.name = names->shared[0], .out = width, .in = c->hidden_size},
@@ -80,7 +79,7 @@ int16_t tsr_decoder_experts(tsr_block *b, int16_t x, const tsr_model_config *c,
     int16_t y = tsr_decoder_routed(b, x, &routes, c, names);
     if (!c->experts.shared_width || !names->shared[0])
         return y;
-    return tsr_block_plus(b, y, shared_mlp(b, x, c, names),
+    return tsr_block_plus(b, y, tsr_decoder_shared_mlp(b, x, c, names),
                           (tsr_value_name){"mlp", "the experts and the MLP beside them"});
 }
 

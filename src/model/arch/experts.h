@@ -35,7 +35,11 @@ tsr_block_routes tsr_decoder_route(tsr_block *block, int16_t x, const tsr_model_
 int16_t tsr_decoder_routed(tsr_block *block, int16_t input, const tsr_block_routes *routes,
                            const tsr_model_config *config, const tsr_expert_names *names);
 
-/* Both, of one input: what the experts make of x, and the MLP beside them. */
+/* What the MLP beside the experts makes of x. */
+int16_t tsr_decoder_shared_mlp(tsr_block *block, int16_t x, const tsr_model_config *config,
+                               const tsr_expert_names *names);
+
+/* All of it, of one input: what the experts make of x, and the MLP beside them. */
 int16_t tsr_decoder_experts(tsr_block *block, int16_t x, const tsr_model_config *config,
                             const tsr_expert_names *names);
 

@@ -21,14 +21,17 @@ static const char *const keys[] = {"attention_bias",
                                    "initial_context_length",
                                    NULL};
 
+/* Checkpoints have all experts in one tensor; those that `tessera quantize` writes have one each. */
 static const tsr_expert_names names = {
     .router = {.weight = "mlp.router", .bias = "mlp.router.bias"},
     .gate_up = "mlp.experts.gate_up_proj",
     .down = "mlp.experts.down_proj",
-    .gate_up_files = {.fused = "mlp.experts.gate_up_proj",
+    .gate_up_files = {.one = {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"},
+                      .fused = "mlp.experts.gate_up_proj",
                       .transposed = true,
                       .bias = "mlp.experts.gate_up_proj_bias"},
-    .down_files = {.fused = "mlp.experts.down_proj",
+    .down_files = {.one = {"mlp.experts.%d.down_proj"},
+                   .fused = "mlp.experts.down_proj",
                    .transposed = true,
                    .bias = "mlp.experts.down_proj_bias"}};
 

@@ -1,32 +1,46 @@
 /*
  * qwen3_5.c: Qwen 3.5, text: three of four layers have linear attention, the gated delta rule; the others attention whose
- * output is gated, with a norm over each head of q and k. All norms but linear attention's own multiply by 1 + w.
+ * output is gated, with a norm over each head of q and k. All norms but linear attention's own multiply by 1 + w. With
+ * experts every layer has them, and beside them an MLP whose output is gated.
  */
 #include "kernels/convolution.h"
 #include "kernels/delta_rule.h"
 #include "model/arch/config_parts.h"
 #include "model/arch/decoder.h"
+#include "model/arch/experts.h"
 #include "model/arch/families.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 /* mamba_ssm_dtype and mtp_*: of how it is served, and of layers that training leaves out. */
-static const char *const keys[] = {"attention_bias",
-                                   "partial_rotary_factor",
-                                   "layer_types",
-                                   "full_attention_interval",
-                                   "attn_output_gate",
-                                   "output_gate_type",
-                                   "linear_conv_kernel_dim",
-                                   "linear_key_head_dim",
-                                   "linear_value_head_dim",
-                                   "linear_num_key_heads",
-                                   "linear_num_value_heads",
-                                   "mamba_ssm_dtype",
-                                   "mtp_num_hidden_layers",
-                                   "mtp_use_dedicated_embeddings",
-                                   NULL};
+#define COMMON_KEYS                                                                                \
+    "attention_bias", "partial_rotary_factor", "layer_types", "full_attention_interval",           \
+        "attn_output_gate", "output_gate_type", "linear_conv_kernel_dim", "linear_key_head_dim",   \
+        "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads",                 \
+        "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
+
+static const char *const keys[] = {COMMON_KEYS, NULL};
+static const char *const moe_keys[] = {COMMON_KEYS,
+                                       "num_experts",
+                                       "num_local_experts",
+                                       "num_experts_per_tok",
+                                       "moe_intermediate_size",
+                                       "shared_expert_intermediate_size",
+                                       "output_router_logits",
+                                       "router_aux_loss_coef",
+                                       NULL};
+
+/* Published files have all experts in one tensor, those that Transformers 5 writes each on its own. */
+static const tsr_expert_names names = {
+    .router = {.weight = "mlp.gate"},
+    .gate_up = "mlp.experts.gate_up_proj",
+    .down = "mlp.experts.down_proj",
+    .gate_up_files = {.one = {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"},
+                      .fused = "mlp.experts.gate_up_proj"},
+    .down_files = {.one = {"mlp.experts.%d.down_proj"}, .fused = "mlp.experts.down_proj"},
+    .shared = {"mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj",
+               "mlp.shared_expert.down_proj"}};
 
 /* ---- config.json ---- */
 
@@ -111,6 +125,18 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
     return read_linear(out, root, place);
 }
 
+static tsr_status read_moe(tsr_model_config *out, const json_t *root, const char *place)
+{
+    static const char *const counts[] = {"num_experts", "num_local_experts", NULL};
+    static const tsr_expert_keys sizes = {counts, "num_experts_per_tok", "moe_intermediate_size"};
+    TSR_TRY(read(out, root, place));
+    TSR_TRY(tsr_model_config_experts(out, root, &sizes, place));
+    out->experts.scoring = TSR_ROUTE_SOFTMAX;
+    out->experts.normalise = true;
+    return tsr_model_config_size(&out->experts.shared_width, root,
+                                 "shared_expert_intermediate_size", 1 << 20, place);
+}
+
 /* ---- a layer ---- */
 
 /* x through the convolution, the delta rule and its gated norm: what out_proj makes of it. */
@@ -162,6 +188,19 @@ static int16_t full_attention(tsr_block *b, int16_t x, const tsr_model_config *c
     return tsr_block_linear(b, o, "self_attn.o_proj", c->hidden_size, c->o_bias);
 }
 
+/* The experts, and the MLP beside them times the sigmoid of its gate. */
+static int16_t experts(tsr_block *b, int16_t x, const tsr_model_config *c)
+{
+    tsr_block_routes routes = tsr_decoder_route(b, x, c, &names);
+    int16_t y = tsr_decoder_routed(b, x, &routes, c, &names);
+    int16_t shared = tsr_block_scale(b, tsr_decoder_shared_mlp(b, x, c, &names), 1);
+    int16_t gate = tsr_block_linear(b, x, "mlp.shared_expert_gate", 1, false);
+    shared = tsr_block_gate(b, shared, gate,
+                            (tsr_value_name){"shared", "the MLP beside the experts, gated"});
+    return tsr_block_plus(b, y, shared,
+                          (tsr_value_name){"mlp", "the experts and the MLP beside them"});
+}
+
 static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
 {
     float eps = (float)c->rms_norm_eps;
@@ -175,7 +214,8 @@ static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
     h = tsr_block_norm(out, &r, "post_attention_layernorm", eps,
                        (tsr_value_name){"x_mid", "the residual after attention"},
                        (tsr_value_name){"h2", "the normed input of the MLP"});
-    tsr_block_add(out, &r, tsr_decoder_mlp(out, h, c));
+    tsr_block_add(
+        out, &r, tsr_decoder_is_sparse(c, layer) ? experts(out, h, c) : tsr_decoder_mlp(out, h, c));
     return tsr_block_end(out, r, "a layer of Qwen 3.5");
 }
 
@@ -194,3 +234,20 @@ const tsr_arch tsr_arch_qwen3_5 = {.model_type = "qwen3_5_text",
                                    .keys = keys,
                                    .read = read,
                                    .block = block};
+
+const tsr_arch tsr_arch_qwen3_5_moe = {.model_type = "qwen3_5_moe_text",
+                                       .architecture = "Qwen3_5MoeForCausalLM",
+                                       .models = "Qwen 3.5 35B-A3B, 122B-A10B and 397B-A17B, text",
+                                       .kv_head_count = 2,
+                                       .head_dim = 256,
+                                       .max_position = 32768,
+                                       .bos = -1,
+                                       .eos = -1,
+                                       .eps = 1e-6,
+                                       .theta = 10000,
+                                       .partial = 0.25,
+                                       .mrope = true,
+                                       .experts_alone = true,
+                                       .keys = moe_keys,
+                                       .read = read_moe,
+                                       .block = block};
