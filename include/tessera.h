@@ -207,7 +207,8 @@ typedef struct tsr_job_options {
     int (*row)(void *user, const char *name, int64_t index, const char **row, size_t *bytes);
     /* Is given the adapter's files, which are in output_dir too, with the same bytes, piece by piece: `bytes` at `data`,
      * borrowed during the call; `last` 1: they end the file `name`. README.md (unless output_dir holds one of a person's),
-     * adapter_config.json, and adapter_model.safetensors, which ends them all. Called by tsr_job_save, on rank 0 and its
+     * router_bias.safetensors (only with router_bias_update_rate, or where init_adapter has one), adapter_config.json, and
+     * adapter_model.safetensors, which ends them all. Called by tsr_job_save, on rank 0 and its
      * thread, once they are complete in output_dir. Returns 0, else tsr_job_save ends with TSR_EIO. NULL: files alone. */
     int (*adapter)(void *user, const char *name, const void *data, size_t bytes, int last);
     /* Rank i of a machine computes on GPU first_gpu + i of those that CUDA shows to the process, modulo their number: for

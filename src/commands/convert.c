@@ -240,7 +240,7 @@ static bool narrows(const tsr_copier *copier, const tsr_tensor *tensor)
     const tsr_inputs *inputs = &copier->convert->inputs;
     const char *tower;
     return copier->narrow && (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16) &&
-           !is_wide(&inputs->layout, tensor) &&
+           !is_wide(&inputs->layout, tensor) && tensor->file != inputs->router_bias &&
            !tsr_composite_is_tower(&tower, inputs->model.composite, tensor->name);
 }
 

@@ -305,6 +305,8 @@ static tsr_status add_other(merging *all, const tsr_tensor *tensor)
     const tsr_layout *layout = &inputs->layout;
     const tsr_tensor *whole = NULL;
     bool embedding = tensor == layout->embedding, head = tensor == layout->head && !embedding;
+    if (inputs->router_bias)
+        whole = tsr_safetensors_find(inputs->router_bias, tensor->name);
     if (unties(inputs) && !strcmp(tensor->name, HEAD)) /* a copy of the embedding */
         return TSR_OK;
     if (embedding && (layout->embedding_rows.count || layout->embedding_lora.r))

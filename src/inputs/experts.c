@@ -1,5 +1,12 @@
 #include "inputs/experts.h"
 
+#include "model/router_bias.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <unistd.h>
+
 typedef struct {
     const char *key;
     bool asks;
@@ -47,4 +54,22 @@ tsr_status tsr_inputs_check_experts(const tsr_config *config, const tsr_model_co
                         config->model_name_or_path, keys[i].change);
     }
     return TSR_OK;
+}
+
+tsr_status tsr_inputs_open_router_bias(tsr_inputs *inputs)
+{
+    const char *adapter = inputs->config.init_adapter;
+    char path[PATH_MAX + sizeof TSR_PEFT_ROUTER_BIAS_FILE + 1];
+    if (!adapter)
+        return TSR_OK;
+    snprintf(path, sizeof path, "%s/" TSR_PEFT_ROUTER_BIAS_FILE, adapter);
+    if (access(path, F_OK) != 0 && errno == ENOENT)
+        return TSR_OK;
+    TSR_TRY(tsr_safetensors_open(&inputs->router_bias, path));
+    return tsr_router_bias_check(inputs->router_bias, &inputs->layout);
+}
+
+bool tsr_inputs_has_router_bias(const tsr_inputs *inputs, bool train)
+{
+    return inputs->router_bias || (train && inputs->config.router_bias_update_rate > 0);
 }

@@ -161,6 +161,9 @@ static tsr_status sample_weights(tsr_inputs *inputs)
             if (tensors[part])
                 TSR_TRY(tsr_safetensors_sample(&inputs->adapter_weights, tensors[part]));
     }
+    for (uint64_t i = 0; inputs->router_bias && i < tsr_safetensors_count(inputs->router_bias); i++)
+        TSR_TRY(tsr_safetensors_sample(&inputs->adapter_weights,
+                                       tsr_safetensors_at(inputs->router_bias, i)));
     return TSR_OK;
 }
 
@@ -237,6 +240,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(check_whole(inputs));
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
+    TSR_TRY(tsr_inputs_open_router_bias(inputs));
     TSR_TRY(group_units(&inputs->layout, config));
     if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE)
         TSR_TRY(check_fp8(inputs));
@@ -579,6 +583,7 @@ void tsr_inputs_close(tsr_inputs *inputs)
     free(inputs->chats);
     tsr_tokenizer_destroy(inputs->tokenizer);
     tsr_layout_free(&inputs->layout);
+    tsr_safetensors_close(inputs->router_bias);
     tsr_train_adapter_close(&inputs->adapter);
     tsr_layout_modules_free(inputs->modules, inputs->module_count);
     tsr_checkpoint_close(inputs->checkpoint);

@@ -36,8 +36,9 @@ typedef struct {
     tsr_adapter_module *modules;
     uint64_t module_count;
     tsr_layout layout;
-    tsr_batch_bounds bounds; /* of training and evaluation together */
-    uint64_t contributions;  /* micro-batches of the largest step */
+    tsr_safetensors *router_bias; /* beside init_adapter (model/router_bias.h); NULL: none is */
+    tsr_batch_bounds bounds;      /* of training and evaluation together */
+    uint64_t contributions;       /* micro-batches of the largest step */
     /* Hashes of a sample of what the checkpoint and init_adapter hold; 0 in a plan. */
     uint64_t weights, adapter_weights;
     /* The backend, decided by the job before the model is read. */

@@ -15,7 +15,9 @@
 #define TSR_PEFT_CONFIG_FILE  "adapter_config.json"
 #define TSR_PEFT_WEIGHTS_FILE "adapter_model.safetensors"
 #define TSR_PEFT_CARD_FILE    "README.md"
-#define TSR_PEFT_MAX_RANK     8192
+/* Beside an adapter with which the routers' correction biases were moved: theirs (FORMATS 2). PEFT does not know it. */
+#define TSR_PEFT_ROUTER_BIAS_FILE "router_bias.safetensors"
+#define TSR_PEFT_MAX_RANK         8192
 
 /* target_modules or exclude_modules: a list of names, or a regular expression, or neither. */
 typedef struct {
@@ -167,5 +169,16 @@ bool tsr_peft_card_is_foreign(const tsr_folder *folder);
  * failure no temporary file is left. */
 tsr_status tsr_peft_write(const tsr_folder *folder, const tsr_peft_config *config,
                           const tsr_peft_tensor *tensors, uint64_t count);
+
+/* What lies beside the adapter: the tensors of TSR_PEFT_ROUTER_BIAS_FILE; none: there is no such file. Borrowed. */
+typedef struct {
+    const tsr_tensor_source *biases;
+    uint64_t bias_count;
+} tsr_peft_beside;
+
+/* The same with what lies beside; the weights are the last still. */
+tsr_status tsr_peft_write_with(const tsr_folder *folder, const tsr_peft_config *config,
+                               const tsr_peft_tensor *tensors, uint64_t count,
+                               const tsr_peft_beside *beside);
 
 #endif

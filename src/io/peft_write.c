@@ -14,8 +14,14 @@
 #define CARD_BYTES (1u << 20)
 #define CARD_TAG   "\n- tessera\n"
 
+#define BIASES_NOTE                                                                                \
+    "`" TSR_PEFT_ROUTER_BIAS_FILE "` has the routers' correction biases that the adapter was "     \
+    "trained with. PEFT does not load them; `tessera merge` writes them into the model, with the " \
+    "adapter.\n\n"
+
 /* The model card. A JSON string is also a YAML and, up to rare escapes, a Python one. */
-static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool tokenizer)
+static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool tokenizer,
+                            bool biases)
 {
     const char *base = config->base_model_name_or_path;
     static const char what[] = TSR_PEFT_CARD_FILE ": the base model's name";
@@ -43,10 +49,12 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
                     "from transformers import %s, AutoTokenizer\n\n"
                     "base = %s\nmodel = %s.from_pretrained(base)\n"
                     "model = PeftModel.from_pretrained(model, \".\")  # this directory\n"
-                    "tokenizer = AutoTokenizer.from_pretrained(%s)\n```\n\n"
-                    "### Framework versions\n\n- PEFT 0.21.0\n",
+                    "tokenizer = AutoTokenizer.from_pretrained(%s)\n```\n\n",
                     model, base ? found : "\"the base model's directory\"", model,
                     tokenizer ? "\".\"" : "base");
+    if (biases)
+        tsr_text_puts(card, BIASES_NOTE);
+    tsr_text_puts(card, "### Framework versions\n\n- PEFT 0.21.0\n");
     return card->failed ? tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE)
                         : TSR_OK;
 }
@@ -60,12 +68,12 @@ static tsr_status stage_text(tsr_file **out, const tsr_folder *folder, const cha
 }
 
 static tsr_status stage_card(tsr_file **out, const tsr_folder *folder,
-                             const tsr_peft_config *config)
+                             const tsr_peft_config *config, bool biases)
 {
     tsr_auto_text card = {0};
     struct stat info;
     bool tokenizer = tsr_folder_stat(&info, folder, "tokenizer_config.json");
-    TSR_TRY(make_card(&card, config, tokenizer));
+    TSR_TRY(make_card(&card, config, tokenizer, biases));
     return stage_text(out, folder, TSR_PEFT_CARD_FILE, card.data, card.length);
 }
 
@@ -112,32 +120,44 @@ static tsr_status stage_weights(tsr_file **out, const tsr_folder *folder,
     return status;
 }
 
+/* In the order in which they appear: who sees the weights sees the rest too. */
+enum { CARD, BIASES, CONFIG, WEIGHTS, FILES };
+
+static tsr_status stage_all(tsr_file *files[FILES], const tsr_folder *folder,
+                            const tsr_peft_config *config, const tsr_peft_tensor *tensors,
+                            uint64_t count, const tsr_peft_beside *beside)
+{
+    static const char *const names[FILES] = {TSR_PEFT_CARD_FILE, TSR_PEFT_ROUTER_BIAS_FILE,
+                                             TSR_PEFT_CONFIG_FILE, TSR_PEFT_WEIGHTS_FILE};
+    const bool wanted[FILES] = {!tsr_peft_card_is_foreign(folder), beside->bias_count, true, true};
+    /* Before anything appears: publishing the last of them must not be what finds this out. */
+    for (int i = 0; i < FILES; i++)
+        if (wanted[i])
+            TSR_TRY(tsr_folder_expect(folder, names[i], S_IFREG, TSR_EIO));
+    TSR_TRY(stage_weights(&files[WEIGHTS], folder, tensors, count));
+    TSR_TRY(stage_config(&files[CONFIG], folder, config));
+    if (wanted[BIASES])
+        TSR_TRY(tsr_safetensors_stage(&files[BIASES], folder, names[BIASES], beside->biases,
+                                      beside->bias_count));
+    return wanted[CARD] ? stage_card(&files[CARD], folder, config, wanted[BIASES]) : TSR_OK;
+}
+
+tsr_status tsr_peft_write_with(const tsr_folder *folder, const tsr_peft_config *config,
+                               const tsr_peft_tensor *tensors, uint64_t count,
+                               const tsr_peft_beside *beside)
+{
+    tsr_file *files[FILES] = {0};
+    tsr_status status = stage_all(files, folder, config, tensors, count, beside);
+    for (int i = 0; i < FILES && status == TSR_OK; i++)
+        if (files[i])
+            status = tsr_file_publish(files[i]);
+    for (int i = 0; i < FILES; i++)
+        tsr_file_discard(files[i]);
+    return status;
+}
+
 tsr_status tsr_peft_write(const tsr_folder *folder, const tsr_peft_config *config,
                           const tsr_peft_tensor *tensors, uint64_t count)
 {
-    static const char *const names[] = {TSR_PEFT_CARD_FILE, TSR_PEFT_CONFIG_FILE,
-                                        TSR_PEFT_WEIGHTS_FILE};
-    tsr_file *card = NULL, *adapter = NULL, *weights = NULL;
-    tsr_status status = TSR_OK;
-    bool foreign = tsr_peft_card_is_foreign(folder);
-    /* Before anything appears: publishing the last of three must not be what finds this out. */
-    for (int i = foreign; i < 3 && status == TSR_OK; i++)
-        status = tsr_folder_expect(folder, names[i], S_IFREG, TSR_EIO);
-    if (status == TSR_OK)
-        status = stage_weights(&weights, folder, tensors, count);
-    if (status == TSR_OK)
-        status = stage_config(&adapter, folder, config);
-    if (status == TSR_OK && !foreign)
-        status = stage_card(&card, folder, config);
-    /* Who sees the weights sees the rest too. */
-    if (status == TSR_OK && !foreign)
-        status = tsr_file_publish(card);
-    if (status == TSR_OK)
-        status = tsr_file_publish(adapter);
-    if (status == TSR_OK)
-        status = tsr_file_publish(weights);
-    tsr_file_discard(card);
-    tsr_file_discard(adapter);
-    tsr_file_discard(weights);
-    return status;
+    return tsr_peft_write_with(folder, config, tensors, count, &(tsr_peft_beside){0});
 }

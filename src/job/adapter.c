@@ -187,11 +187,17 @@ static tsr_status write_files(const collected *c, const tsr_folder *folder)
 {
     const tsr_job *job = c->job;
     tsr_peft_config config;
+    tsr_job_router_bias bias;
     if (job->view.rank != 0)
         return TSR_OK;
-    TSR_TRY(tsr_train_adapter_config(&config, &job->inputs.adapter, &job->inputs.config));
-    tsr_status status = tsr_peft_write(folder, &config, c->tensor, c->count);
-    free(config.rank_pattern); /* one array: alpha_pattern is its second part */
+    TSR_TRY(tsr_job_take_router_bias(&bias, job));
+    tsr_status status =
+        tsr_train_adapter_config(&config, &job->inputs.adapter, &job->inputs.config);
+    if (status == TSR_OK) {
+        status = tsr_peft_write_with(folder, &config, c->tensor, c->count, &bias.beside);
+        free(config.rank_pattern); /* one array: alpha_pattern is its second part */
+    }
+    tsr_job_router_bias_free(&bias);
     return status;
 }
 
@@ -243,12 +249,14 @@ static tsr_status give_file(const tsr_job *job, const char *name)
 /* The weights last: who has them has the rest too. */
 static tsr_status give_files(const tsr_job *job)
 {
-    static const char *const names[] = {TSR_PEFT_CARD_FILE, TSR_PEFT_CONFIG_FILE,
-                                        TSR_PEFT_WEIGHTS_FILE};
+    static const char *const names[] = {TSR_PEFT_CARD_FILE, TSR_PEFT_ROUTER_BIAS_FILE,
+                                        TSR_PEFT_CONFIG_FILE, TSR_PEFT_WEIGHTS_FILE};
+    bool biases = tsr_model_router_bias(job->model) != NULL;
     if (job->view.rank != 0 || !job->options.adapter)
         return TSR_OK;
-    for (int i = tsr_peft_card_is_foreign(job->output); i < 3; i++)
-        TSR_TRY(give_file(job, names[i]));
+    for (int i = tsr_peft_card_is_foreign(job->output); i < 4; i++)
+        if (biases || i != 1)
+            TSR_TRY(give_file(job, names[i]));
     return TSR_OK;
 }
 

@@ -4,6 +4,7 @@
  *     adapter_model.safetensors, adapter_config.json, README.md     rank 0; as at the end of a run
  *     state-00001-of-00003.safetensors ...     each rank of the first shard group: what it owns of
  *                                              each tensor's master, exp_avg and exp_avg_sq, fp32
+ *     router_bias.safetensors                  rank 0, where routers have biases of their own
  *     matmuls.txt                              rank 0, where matmuls are chosen
  *     manifest.json                            rank 0; its "state" is written here and read by
  *                                              resume.c
@@ -209,15 +210,18 @@ static tsr_status describe(json_t **out, tsr_job *job)
 static tsr_status commit(tsr_job *job, const tsr_folder *folder)
 {
     static const char *const names[] = {TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE,
-                                        TSR_PEFT_CARD_FILE, TSR_MATMULS_FILE};
+                                        TSR_PEFT_CARD_FILE, TSR_MATMULS_FILE,
+                                        TSR_PEFT_ROUTER_BIAS_FILE};
+    bool biases = tsr_model_router_bias(job->model) != NULL;
     json_auto_t *state = NULL;
     int count = job->decision.group;
     bool choices = job->matmuls.length > 0;
     if (choices)
         TSR_TRY(tsr_file_write_in(folder, TSR_MATMULS_FILE, tsr_text_string(&job->matmuls),
                                   job->matmuls.length));
-    for (int i = 0; i < 3 + choices; i++)
-        TSR_TRY(tsr_snapshot_measure(&job->files[count++], folder, names[i]));
+    for (int i = 0; i < 5; i++)
+        if (i < 3 || (i == 3 ? choices : biases))
+            TSR_TRY(tsr_snapshot_measure(&job->files[count++], folder, names[i]));
     TSR_TRY(describe(&state, job));
     return tsr_snapshot_commit(job->output, job->done, state, job->files, count);
 }

@@ -232,6 +232,21 @@ tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call 
 /* Waits until the streams are idle; collective. */
 tsr_status tsr_job_quiet(tsr_job *job);
 
+/* The routers' biases (router_bias.c), where the model has its own: as they are before the first step, and as they were
+ * in a checkpoint; moved after a step, `word` its control word on the device; and on the host to be written, the streams
+ * idle. */
+typedef struct {
+    tsr_peft_beside beside; /* nothing: the model has none */
+    tsr_tensor_source *sources;
+    float *values;
+} tsr_job_router_bias;
+
+tsr_status tsr_job_load_router_bias(tsr_job *job);
+tsr_status tsr_job_restore_router_bias(tsr_job *job, const tsr_snapshot *snapshot);
+tsr_status tsr_job_move_router_bias(tsr_job *job, const int64_t *word);
+tsr_status tsr_job_take_router_bias(tsr_job_router_bias *out, const tsr_job *job);
+void tsr_job_router_bias_free(tsr_job_router_bias *bias);
+
 /* The adapter's files into `folder`, of rank 0; collective, the streams idle. */
 tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder);
 

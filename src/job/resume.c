@@ -405,6 +405,8 @@ tsr_status tsr_job_restore_trainable(tsr_job *job, const tsr_snapshot *snapshot)
     }
     if (status == TSR_OK)
         status = tsr_job_each_part(job, "reading the checkpoint", restore_part, &r);
+    if (status == TSR_OK)
+        status = tsr_job_restore_router_bias(job, snapshot);
     for (int i = 0; i < r.ranks; i++)
         tsr_safetensors_close(r.file[i]);
     free(r.file);

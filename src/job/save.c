@@ -19,7 +19,7 @@
 static const char *const run_files[] = {TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE,
                                         TSR_PEFT_CARD_FILE,    METRICS_FILE,
                                         TSR_JOB_CONFIG_FILE,   PLAN_FILE,
-                                        TSR_MATMULS_FILE};
+                                        TSR_MATMULS_FILE,      TSR_PEFT_ROUTER_BIAS_FILE};
 #define RUN_FILES (sizeof run_files / sizeof *run_files)
 #define END_FILES 1
 

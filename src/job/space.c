@@ -4,6 +4,7 @@
 #include "job/parts.h"
 
 #include "base/checked.h"
+#include "inputs/experts.h"
 #include "job/output.h"
 #include "report/report.h"
 
@@ -50,7 +51,10 @@ static needs count(const tsr_job *job, int64_t done, int64_t there)
     uint64_t steps = left > 0 ? (uint64_t)left : 0;
     bool events = in->config.report_to == TSR_CONFIG_REPORT_TENSORBOARD;
     uint64_t first = tsr_train_adapter_is_principal(&in->adapter) ? values : 0; /* adapter.c */
-    needs n = {.adapter = values + first + names + 3 * FILE_BYTES,
+    uint64_t biases = tsr_inputs_has_router_bias(in, true)
+                          ? sizeof(float) * tsr_model_load_count(&in->layout) + FILE_BYTES
+                          : 0;
+    needs n = {.adapter = values + first + names + biases + 3 * FILE_BYTES,
                .metrics = steps * (METRICS_BYTES + (events ? EVENTS_BYTES : 0)) + OTHER_BYTES,
                .checkpoints = more_checkpoints(job, done, there)};
     n.checkpoint = n.adapter + states * values + ranks * (states * names + FILE_BYTES);

@@ -36,7 +36,7 @@ static tsr_status take_memory(tsr_job *job)
     TSR_TRY(tsr_decision_walk(d, &job->inputs, &job->view, &taker, job->model, &job->buffers));
     TSR_TRY(tsr_taker_finish(&taker));
     job->sums = job->buffers.sums;
-    job->files = calloc((size_t)job->view.ranks + 4, sizeof *job->files);
+    job->files = calloc((size_t)job->view.ranks + 5, sizeof *job->files);
     job->word = calloc(tsr_store_words(&job->decision.store), sizeof *job->word);
     if (!job->files || !job->word)
         return tsr_fail(TSR_ENOMEM, "out of memory for what a job keeps on the host");
@@ -457,6 +457,8 @@ static tsr_status start(tsr_job *job)
     TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
     TSR_TRY(
         tsr_load_finish(&d->store, job->device_world, job->device_shard, stream[TSR_STREAM_COMM]));
+    if (!job->resume)
+        TSR_TRY(tsr_job_agree(job, tsr_job_load_router_bias(job)));
     if (job->inputs.adapter.present)
         TSR_TRY(tsr_job_agree(job, job->resume ? tsr_job_restore(job) : load_adapter(job)));
     tsr_executor_options options = {.store = &d->store,

@@ -72,13 +72,15 @@ static tsr_status on_optim(void *user, const int64_t *word, int chunk)
     const tsr_kernels *kernels = job->decision.model.kernels;
     tsr_stream *stream = job->streams.stream[TSR_STREAM_OPTIM];
     const void *squares = word + TSR_WORD_NORM;
-    if (chunk <= 0)
+    if (chunk <= 0) {
         TSR_TRY(kernels->step_control(
             stream, &(tsr_step_control_args){.control = &job->sums->control,
                                              .squares = squares,
                                              .error = &word[TSR_WORD_ERROR],
                                              .non_finite = &word[TSR_WORD_NON_FINITE],
                                              .max_norm = job->inputs.config.max_grad_norm}));
+        TSR_TRY(tsr_job_move_router_bias(job, word));
+    }
     return kernels->adamw(stream, &(tsr_adamw_args){.spans = job->spans + spans[0],
                                                     .span_count = spans[1] - spans[0],
                                                     .step = job->adamw,

@@ -77,6 +77,7 @@ void tsr_model_destroy(tsr_model *model)
 {
     if (!model)
         return;
+    tsr_model_end_routers(model);
     for (int i = 0; i < STAGES; i++) {
         tsr_event_destroy(model->stage[i].staged);
         tsr_event_destroy(model->stage[i].released);
@@ -202,6 +203,7 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
         TSR_TRY(tsr_event_create(&model->stage[i].staged, device));
         TSR_TRY(tsr_event_create(&model->stage[i].released, device));
     }
+    TSR_TRY(tsr_model_start_routers(model, device));
     TSR_TRY(fill_tables(model, device));
     TSR_TRY(write_ids(model, device));
     return prepare_attention(model, device);
@@ -483,6 +485,7 @@ static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
 {
     const stage *s = tsr_model_current(model);
     return (tsr_layer_batch){.layer = unit,
+                             .correction = tsr_model_correction(model, unit),
                              .aux = s->batch.aux_weight > 0 ? model->routers.aux : NULL,
                              .layer_rows = s->view.layer_rows,
                              .layer_rows_dtype = model->host.layer_rows.dtype,
@@ -549,6 +552,8 @@ static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int n
     add_norms(&layer, norms, model, unit, view);
     bool counted = model->routers.load && s->batch.train && phase != TSR_USE_AGAIN;
     tsr_router_counts counts;
+    if (unit == 0 && number == 0)
+        TSR_TRY(tsr_model_await_bias(model));
     if (counted && unit == 0 && number == 0)
         TSR_TRY(tsr_model_clear_counts(model));
     if (counted && model->unit[unit].router >= 0) {

@@ -68,6 +68,7 @@ typedef struct {
     tsr_graph_rule graph_rule;
     double capacity_factor; /* of experts (node.h); 0: none is left out */
     bool auxiliary;         /* micro-batches may have an aux_weight */
+    bool router_bias;       /* routers have corrections of their own, beside those of the layers */
     bool atomics;           /* attention's gradients need not have the same bits in every run */
     int wider;              /* launches of attention's backward (kernels/attention.h) */
 } tsr_model_options;
@@ -166,6 +167,13 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, in
  * NULL: none. And how many there are. */
 int64_t *tsr_model_loads(const tsr_model *model);
 uint64_t tsr_model_load_count(const tsr_layout *layout);
+
+/* The corrections of the routers, [routers, experts], device memory that the caller fills after the start; NULL: those of
+ * the layers' vectors are used. */
+float *tsr_model_router_bias(const tsr_model *model);
+/* Moves them towards even loads (kernels/balance.h), on `stream`; micro-batches that are issued later wait for that. */
+tsr_status tsr_model_move_bias(tsr_model *model, tsr_stream *stream, const int64_t *load,
+                               const uint32_t *skip, float rate);
 
 /* What an offloaded layer has saved of the micro-batch that is computed now. */
 tsr_saved tsr_model_saved(const tsr_model *model, int unit);

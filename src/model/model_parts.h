@@ -38,8 +38,10 @@ typedef struct {
 typedef struct {
     int64_t *
         count; /* [routers, experts], then [experts] of probabilities: of the micro-batch at work */
-    int64_t *load; /* [routers, experts] of the step so far */
-    float *aux;    /* [experts]: the auxiliary loss's gradient by probabilities */
+    int64_t *load;    /* [routers, experts] of the step so far */
+    float *aux;       /* [experts]: the auxiliary loss's gradient by probabilities */
+    float *bias;      /* [routers, experts]: in the place of the layers' corrections; NULL: these */
+    tsr_event *moved; /* of a step */
     int routers;
     int64_t experts;
 } router_state;
@@ -124,10 +126,14 @@ void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_u
 /* The context of the linears for a micro-batch. */
 tsr_linear_context tsr_model_context(const tsr_model *model);
 
-/* router.c: numbers them; where the router of a layer counts; before the first layer of a micro-batch that trains, and
- * after its last one. */
+/* router.c: numbers them; what has a life of its own; where the router of a layer counts, and its correction (NULL: that of
+ * its vectors); before the first layer of any micro-batch; before that of one that trains, and after its last one. */
 void tsr_model_number_routers(tsr_model *model);
+tsr_status tsr_model_start_routers(tsr_model *model, tsr_device *device);
+void tsr_model_end_routers(tsr_model *model);
 tsr_router_counts tsr_model_router_counts(const tsr_model *model, int unit);
+const float *tsr_model_correction(const tsr_model *model, int unit);
+tsr_status tsr_model_await_bias(const tsr_model *model);
 tsr_status tsr_model_clear_counts(const tsr_model *model);
 tsr_status tsr_model_balance(const tsr_model *model);
 

@@ -107,6 +107,7 @@ typedef struct {
     int layer;                       /* that is at work */
     const tsr_router_counts *counts; /* of this layer's router, in a forward; NULL: not wanted */
     const float *aux;                /* of route_backward; NULL: no auxiliary loss */
+    const float *correction;         /* of this layer's router; NULL: its vector's */
     const void
         *layer_rows; /* [tokens, layers width]: the rows of a table for each layer, or NULL */
     tsr_dtype layer_rows_dtype;

@@ -16,13 +16,15 @@ static tsr_frozen vector_of(const tsr_pass *p, const tsr_node *node, int port)
 static tsr_routing routing_of(const tsr_pass *p, const tsr_node *node)
 {
     const tsr_route_spec *spec = &node->spec.route;
+    const float *moved = p->batch->correction;
     return (tsr_routing){.experts = spec->experts,
                          .k = spec->chosen,
                          .scoring = spec->scoring,
                          .normalise = spec->normalise,
                          .scale = spec->scale,
                          .expert_scale = vector_of(p, node, TSR_ROUTE_SCALE),
-                         .correction = vector_of(p, node, TSR_ROUTE_CORRECTION).data,
+                         .correction =
+                             moved ? moved : vector_of(p, node, TSR_ROUTE_CORRECTION).data,
                          .n_group = spec->groups,
                          .topk_group = spec->chosen_groups};
 }

@@ -31,6 +31,51 @@ void tsr_model_number_routers(tsr_model *model)
         model->unit[i].router = has_router(&layout->unit[i]) ? routers->routers++ : -1;
 }
 
+tsr_status tsr_model_start_routers(tsr_model *model, tsr_device *device)
+{
+    bool moves = model->routers.bias && model->options.train;
+    return moves ? tsr_event_create(&model->routers.moved, device) : TSR_OK;
+}
+
+void tsr_model_end_routers(tsr_model *model)
+{
+    tsr_event_destroy(model->routers.moved);
+}
+
+float *tsr_model_router_bias(const tsr_model *model)
+{
+    return model->routers.bias;
+}
+
+const float *tsr_model_correction(const tsr_model *model, int unit)
+{
+    const router_state *routers = &model->routers;
+    int router = model->unit[unit].router;
+    return routers->bias && router >= 0 ? routers->bias + router * routers->experts : NULL;
+}
+
+tsr_status tsr_model_move_bias(tsr_model *model, tsr_stream *stream, const int64_t *load,
+                               const uint32_t *skip, float rate)
+{
+    const router_state *routers = &model->routers;
+    TSR_TRY(model->options.kernels->balance_bias(
+        stream, &(tsr_balance_bias_args){.bias = routers->bias,
+                                         .load = load,
+                                         .skip = skip,
+                                         .layers = routers->routers,
+                                         .experts = routers->experts,
+                                         .rate = rate}));
+    return tsr_event_record(routers->moved, stream);
+}
+
+/* Of the layers below the first adapter nothing else waits for the update. */
+tsr_status tsr_model_await_bias(const tsr_model *model)
+{
+    tsr_event *moved = model->routers.moved;
+    uint64_t updates = moved ? tsr_event_recorded(moved) : 0;
+    return updates ? tsr_stream_wait(model->compute, moved, updates) : TSR_OK;
+}
+
 /* Where the router of a layer counts. */
 tsr_router_counts tsr_model_router_counts(const tsr_model *model, int unit)
 {

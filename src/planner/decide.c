@@ -1,3 +1,4 @@
+#include "inputs/experts.h"
 #include "model/factors.h"
 #include "planner/expect.h"
 #include "planner/parts.h"
@@ -156,6 +157,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                             .label_smoothing = config->label_smoothing_factor,
                             .capacity_factor = config->moe_capacity_factor,
                             .auxiliary = config->router_aux_loss_coef > 0,
+                            .router_bias = tsr_inputs_has_router_bias(inputs, d->train),
                             .seed = (uint64_t)config->seed,
                             .graph_rule = graph_rule(config),
                             .atomics = !config->deterministic,
