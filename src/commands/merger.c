@@ -188,12 +188,16 @@ static tsr_status read_low(stack_parts *parts, const tsr_peft *init)
 {
     const tsr_layout_stack *stack = parts->of;
     const tsr_peft_module *module = tsr_peft_module_find(init, stack->path);
-    uint64_t a = module->a->element_count, b = module->b->element_count;
-    parts->r = module->a->shape[0] / stack->experts;
+    parts->r = module->r / stack->experts;
+    uint64_t a = module->r * stack->in, b = module->r * stack->out;
     parts->a = floats(a);
     parts->b = floats(b);
     if (!parts->a || !parts->b)
         return tsr_fail(TSR_ENOMEM, "out of memory while merging %s", stack->path);
+    if (module->one) {
+        TSR_TRY(tsr_peft_read_joined(parts->a, module, false, 0, a));
+        return tsr_peft_read_joined(parts->b, module, true, 0, b);
+    }
     TSR_TRY(tsr_safetensors_read_f32(parts->a, module->a, 0, a));
     const tsr_peft_expert_b shape = {stack->experts, stack->out, parts->r,
                                      tsr_layout_stack_by_turns(stack)};

@@ -188,6 +188,24 @@ static void judge_joined(const char *folder, int layer, const char *module, int 
     free(b);
 }
 
+/* The bytes of the merged model. */
+static char *merged(uint64_t *bytes, const char *adapter)
+{
+    char keys[3][600];
+    const char *overrides[] = {keys[0], keys[1], keys[2], "overwrite_output_dir=true"};
+    tsr_job_options options = TSR_JOB_OPTIONS_INIT;
+    char *text = NULL;
+    snprintf(keys[0], sizeof keys[0], "model_name_or_path=" FAMILIES "mixtral/checkpoint");
+    snprintf(keys[1], sizeof keys[1], "init_adapter=%s", adapter);
+    snprintf(keys[2], sizeof keys[2], "output_dir=%s", scratch_path("merged"));
+    options.overrides = overrides;
+    options.override_count = 4;
+    if (tsr_merge(&options, 0, &text) < 0)
+        fail_msg("%s", tsr_last_error());
+    tsr_free(text);
+    return read_whole(bytes, scratch_path("merged/model.safetensors"));
+}
+
 static void test_linears(void **state)
 {
     (void)state;
@@ -211,6 +229,13 @@ static void test_linears(void **state)
     assert_string_equal(c->rank_pattern[0].key, "mlp.experts.gate_up_proj");
     assert_true(c->rank_pattern[0].value == 6 && c->alpha_pattern[0].value == 12);
     tsr_peft_close(peft);
+    uint64_t bytes, other_bytes;
+    char *whole = merged(&bytes, scratch_path("joined"));
+    char *each = merged(&other_bytes, scratch_path("linears"));
+    assert_int_equal(bytes, other_bytes);
+    assert_memory_equal(whole, each, bytes);
+    free(whole);
+    free(each);
 }
 
 /* ---- what is refused ---- */
