@@ -104,13 +104,14 @@ template <typename E, int COLUMNS> struct tile_of {
     static const int stride = turned ? COLUMNS : COLUMNS + granule;
 };
 
+/* row and column are not negative, which the compiler need not find out. */
 template <typename E, int COLUMNS>
-static __device__ __forceinline__ int tile_at(int row, int column)
+static __device__ __forceinline__ int tile_at(unsigned row, unsigned column)
 {
-    const int granule = tile_of<E, COLUMNS>::granule;
+    const unsigned granule = tile_of<E, COLUMNS>::granule;
     if (tile_of<E, COLUMNS>::turned)
-        column = (column / granule ^ row % 8) * granule + column % granule;
-    return row * tile_of<E, COLUMNS>::stride + column;
+        column ^= row % 8 * granule;
+    return (int)(row * tile_of<E, COLUMNS>::stride + column);
 }
 
 /* ---- where a block works ---- */
@@ -171,6 +172,28 @@ static __device__ __forceinline__ void copy_head(E *tile, const void *from, delt
                              (int64_t)heads * D, CHUNK, chunk.length);
 }
 
+/* Eight elements of a row, as they were read; those that do not exist are 0 in any dtype. */
+template <int D>
+static __device__ __forceinline__ void put8(float *tile, int row, int column, const tsr_raw8 *raw,
+                                            tsr_dtype dtype)
+{
+    float value[TSR_VECTOR];
+    tsr_raw_widen(value, *raw, dtype);
+#pragma unroll
+    for (int j = 0; j < TSR_VECTOR; j += 2)
+        put2(tile + tile_at<float, D>(row, column + j), value[j], value[j + 1]);
+}
+
+/* Here dtype is BF16. */
+template <int D>
+static __device__ __forceinline__ void put8(__nv_bfloat16 *tile, int row, int column,
+                                            const tsr_raw8 *raw, tsr_dtype dtype)
+{
+    (void)dtype;
+    *(uint4 *)(tile + tile_at<__nv_bfloat16, D>(row, column)) =
+        make_uint4(raw->word[0], raw->word[1], raw->word[2], raw->word[3]);
+}
+
 /* `width` columns of a chunk from `first` on, of rows of dtype. */
 template <typename E, int D, int THREADS>
 static __device__ __forceinline__ void read_rows(E *tile, const void *from, int64_t first,
@@ -181,15 +204,11 @@ static __device__ __forceinline__ void read_rows(E *tile, const void *from, int6
     for (int i = (int)threadIdx.x; i < CHUNK * across; i += THREADS) {
         int row = i / across, column = i % across * TSR_VECTOR;
         int count = row < chunk.length ? min(max(width - column, 0), TSR_VECTOR) : 0;
-        float value[TSR_VECTOR] = {};
+        tsr_raw8 raw = {};
         if (count)
-            tsr_raw_widen(value,
-                          tsr_raw_load(from, (chunk.start + row) * stride + first + column, count,
-                                       dtype, whole),
-                          dtype);
-#pragma unroll
-        for (int j = 0; j < TSR_VECTOR; j++)
-            put(tile + tile_at<E, D>(row, column + j), j < count ? value[j] : 0);
+            raw = tsr_raw_load(from, (chunk.start + row) * stride + first + column, count, dtype,
+                               whole);
+        put8<D>(tile, row, column, &raw, dtype);
     }
 }
 
@@ -202,6 +221,7 @@ static __device__ __forceinline__ void multiply(float c[M][N][4], const __nv_bfl
                                                 const __nv_bfloat16 *b, int n0, int depth)
 {
     int lane = (int)threadIdx.x % TSR_WARP, quarter = lane / 8, row = lane % 8;
+#pragma unroll(N <= 4 ? 2 : 1) /* more costs registers, for what lies where */
     for (int k = 0; k < depth; k += 16) {
         uint32_t fa[M][4];
 #pragma unroll

@@ -155,7 +155,7 @@ static __device__ __forceinline__ void copy_rest(walk_memory<E, D> *m, const del
 
 /* Tiles of the chunk before are asked for as soon as nobody reads those of this one. */
 template <typename E, int D>
-static __global__ void __launch_bounds__(WALKERS)
+static __global__ void __launch_bounds__(WALKERS, 2)
     walk(const __grid_constant__ delta_call c, const void *d_o)
 {
     tsr_kernel_begin();
