@@ -17,6 +17,8 @@
 #include "kernels/grouped_gemm.cuh"
 #include "kernels/wgmma.cuh"
 
+#include <stdlib.h>
+
 #define GROUPS      2
 #define THREADS     ((GROUPS + 1) * TSR_WARPGROUP)
 #define GROUP_ROWS  64
@@ -34,13 +36,13 @@
 #define ALIGNMENT   1024
 #define BYTES       (STAGES * STAGE_BYTES + ALIGNMENT)
 
-#define GATHERERS     (TSR_WARPGROUP / TSR_WARP)  /* warps */
 #define ROW_PARTS     (CHUNK * 2 / 16)            /* 16 bytes each, a thread */
 #define GATHERED      (TSR_WARPGROUP / ROW_PARTS) /* rows at a time */
 #define GATHERED_EACH (ROWS / GATHERED)
 
 typedef struct {
     CUtensorMap x, w;
+    int tune;
 } grouped_maps;
 
 /* What a block goes through. */
@@ -48,6 +50,7 @@ typedef struct {
     const tsr_grouped_gemm_args *args;
     const tsr_expert_starts *starts;
     int inner, outer, across, chunks;
+    int tune;
 } grouped_work;
 
 /* The ring: its parts' shared addresses; and where a thread is in it. */
@@ -65,8 +68,12 @@ static __device__ __forceinline__ void next_stage(grouped_ring *ring)
 static __device__ __forceinline__ __attribute__((unused)) bool
 tile_at(tsr_expert_tile *tile, const grouped_work *work, int index)
 {
-    return tsr_expert_tile_at(tile, work->starts, (int)work->args->count, ROWS, work->across,
-                              ACROSS, index);
+    int count = (int)work->args->count, all = work->starts->start[count] * work->across;
+    if (work->tune & 1 && index < all) {
+        int pair = index / 2, flip = pair / max((int)gridDim.x / 2, 1) + index;
+        index = flip & 1 ? all - 1 - pair : pair;
+    }
+    return tsr_expert_tile_at(tile, work->starts, count, ROWS, work->across, ACROSS, index);
 }
 
 /* ---- copies ---- */
@@ -106,20 +113,6 @@ static __device__ __forceinline__ void fetch(const grouped_work *work, grouped_r
     }
 }
 
-/* What the thread's copies have brought before the latest group, or all, can be seen by products; a warp
- * tells `full`; 0: there is none yet. */
-static __device__ __forceinline__ __attribute__((unused)) void gathered(uint32_t full, bool all)
-{
-    if (all)
-        tsr_copy_wait();
-    else
-        tsr_copy_wait_but_one();
-    tsr_bulk_written();
-    __syncwarp();
-    if (full && threadIdx.x % TSR_WARP == 0)
-        tsr_barrier_arrive(full);
-}
-
 /* 16 bytes to a shared address, zeros where not `valid`. */
 static __device__ __forceinline__ __attribute__((unused)) void copy16(uint32_t to, const void *from,
                                                                       bool valid)
@@ -127,6 +120,28 @@ static __device__ __forceinline__ __attribute__((unused)) void copy16(uint32_t t
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(valid ? 16 : 0)
                  : "memory");
+}
+
+/* `barrier` gets an arrival when all copies of the thread until now have come. */
+static __device__ __forceinline__ __attribute__((unused)) void arrive_with_copies(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/* The slots of the rows that a thread gathers of a tile; -1: none. */
+typedef struct {
+    int of[GATHERED_EACH];
+} gathered_slots;
+
+static __device__ __forceinline__ __attribute__((unused)) gathered_slots
+find_slots(const tsr_expert_rows *rows, const tsr_expert_tile *tile)
+{
+    gathered_slots slots;
+    int own = tile->row + threadIdx.x % TSR_WARPGROUP / ROW_PARTS;
+#pragma unroll
+    for (int j = 0; j < GATHERED_EACH; j++)
+        slots.of[j] = own + j * GATHERED < tile->row_end ? rows->slot[own + j * GATHERED] : -1;
+    return slots;
 }
 
 /* A group: the same, of rows that are gathered. Thread i takes part i % 8 of every 16th row. */
@@ -137,18 +152,25 @@ static __device__ __forceinline__ void gather(const grouped_work *work, grouped_
     const tsr_expert_rows *rows = &work->args->rows;
     const char *x = (const char *)work->args->x;
     int thread = threadIdx.x % TSR_WARPGROUP, part = thread % ROW_PARTS, own = thread / ROW_PARTS;
-    uint32_t place = (uint32_t)(own * CHUNK * 2 + (part ^ own % 8) * 16), before = 0;
-    tsr_expert_tile tile;
-    for (int i = (int)blockIdx.x; tile_at(&tile, work, i); i += (int)gridDim.x) {
-        int from[GATHERED_EACH];
+    uint32_t place = (uint32_t)(own * CHUNK * 2 + (part ^ own % 8) * 16);
+    int i = (int)blockIdx.x;
+    tsr_expert_tile tile, next;
+    gathered_slots slots = {};
+    bool more = tile_at(&tile, work, i), again;
+    if (more)
+        slots = find_slots(rows, &tile);
+    for (; more; more = again, tile = next) {
+        uint32_t from[GATHERED_EACH]; /* in 16 bytes */
+        const uint32_t none = ~0u;
 #pragma unroll
-        for (int j = 0; j < GATHERED_EACH; j++) {
-            int row = tile.row + own + j * GATHERED;
-            from[j] = row < tile.row_end ? rows->slot[row] / (int32_t)rows->k : -1;
-        }
+        for (int j = 0; j < GATHERED_EACH; j++)
+            from[j] = slots.of[j] < 0 ? none
+                                      : (uint32_t)slots.of[j] / (uint32_t)rows->k *
+                                            (uint32_t)(work->inner / TSR_VECTOR);
+        again = false;
         for (int chunk = 0; chunk < work->chunks; chunk++) {
             uint32_t to = ring.data + ring.stage * STAGE_BYTES, full = ring.full + 8 * ring.stage;
-            int column = chunk * CHUNK + part * (16 / 2);
+            int column = chunk * ROW_PARTS + part;
             tsr_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
             if (thread == 0) {
                 tsr_barrier_expect(full, W_BYTES);
@@ -156,26 +178,45 @@ static __device__ __forceinline__ void gather(const grouped_work *work, grouped_
             }
 #pragma unroll
             for (int j = 0; j < GATHERED_EACH; j++) {
-                bool valid = from[j] >= 0 && column < work->inner;
-                int64_t at = valid ? (int64_t)from[j] * work->inner + column : 0;
+                bool valid = from[j] != none && column * TSR_VECTOR < work->inner;
+                uint32_t at = valid ? from[j] + (uint32_t)column : 0;
                 if (j * GATHERED < GROUP_ROWS || tile.row_end - tile.row > GROUP_ROWS)
-                    copy16(to + place + j * GATHERED * CHUNK * 2, x + at * 2, valid);
+                    copy16(to + place + j * GATHERED * CHUNK * 2, x + (uint64_t)at * 16, valid);
             }
-            tsr_copy_commit();
-            gathered(before, false);
-            before = full;
+            arrive_with_copies(full);
             next_stage(&ring);
+            if (chunk == 0) {
+                i += (int)gridDim.x;
+                again = tile_at(&next, work, i);
+                if (again)
+                    slots = find_slots(rows, &next);
+            }
         }
     }
-    gathered(before, true);
+    tsr_copy_wait();
 }
 
 /* ---- products ---- */
 
-/* A group's rows of a tile. The other group may start after chunk `lead`; -1: it has. */
-template <bool BACKWARD>
+/* Where a group is. The other may start after chunk `lead`; -1: it has. The tile after this one is found
+ * while the first products run. */
+typedef struct {
+    tsr_expert_tile tile, next;
+    int index, lead;
+    bool more;
+} grouped_place;
+
+static __device__ __forceinline__ __attribute__((unused)) void find_next(grouped_place *place,
+                                                                         const grouped_work *work)
+{
+    place->index += (int)gridDim.x;
+    place->more = tile_at(&place->next, work, place->index);
+}
+
+/* A group's rows of a tile. */
+template <bool BACKWARD, bool GATHER>
 static __device__ __forceinline__ void product(float c[32][4], const grouped_work *work,
-                                               grouped_ring *ring, int group, int lead)
+                                               grouped_ring *ring, int group, grouped_place *place)
 {
     uint32_t before = 0;
     bool one = threadIdx.x % TSR_WARP == 0;
@@ -185,14 +226,18 @@ static __device__ __forceinline__ void product(float c[32][4], const grouped_wor
         uint64_t right = BACKWARD ? tsr_wgmma_columns(stage + X_BYTES, STRIP_BYTES)
                                   : tsr_wgmma_rows(stage + X_BYTES);
         tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        if (GATHER)
+            tsr_bulk_written(); /* by the copies of other threads */
         tsr_wgmma_begin();
 #pragma unroll
         for (int i = 0; i < CHUNK / 16; i++)
             tsr_wgmma<BACKWARD>(c, left + i * 32 / 16, right + i * (BACKWARD ? 2048 : 32) / 16,
                                 chunk || i);
         tsr_wgmma_commit();
-        if (chunk == lead && one)
+        if (chunk == place->lead && one)
             tsr_barrier_arrive(ring->lead);
+        if (chunk == 0)
+            find_next(place, work);
         tsr_wgmma_wait_but_one();
         if (chunk && one)
             tsr_barrier_arrive(before);
@@ -225,29 +270,35 @@ write(const float c[32][4], const grouped_work *work, const tsr_expert_tile *til
 #pragma unroll
     for (int q = 0; q < ACROSS / TSR_GROUPED_STRIP; q++)
         tsr_grouped_write(work->args, work->outer, tile, row, tile->column + q * TSR_GROUPED_STRIP,
-                          c + 4 * q);
+                          c + 4 * q, work->tune & 8);
 }
 
 /* ---- the kernel ---- */
 
-template <bool BACKWARD>
+template <bool BACKWARD, bool GATHER>
 static __device__ __forceinline__ void multiply(const grouped_work *work, grouped_ring ring)
 {
     int group = threadIdx.x / TSR_WARPGROUP;
-    int lead = group ? -1 : (work->chunks < LEAD ? work->chunks : LEAD) - 1;
-    tsr_expert_tile tile;
-    int i = (int)blockIdx.x;
-    if (group && tile_at(&tile, work, i))
+    int wanted = (work->tune >> 1 & 3) == 0   ? 2
+                 : (work->tune >> 1 & 3) == 3 ? 4
+                                              : (work->tune >> 1 & 3) * 2 - 1;
+    grouped_place place = {};
+    place.index = (int)blockIdx.x;
+    place.lead = group ? -1 : (work->chunks < wanted ? work->chunks : wanted) - 1;
+    place.more = tile_at(&place.tile, work, place.index);
+    if (group && place.more && wanted < 4)
         tsr_barrier_wait(ring.lead, 0);
-    for (; tile_at(&tile, work, i); i += (int)gridDim.x) {
+    while (place.more) {
         float c[32][4];
-        if (tile.row + group * GROUP_ROWS >= tile.row_end) {
+        if (place.tile.row + group * GROUP_ROWS >= place.tile.row_end) {
             pass(work, &ring);
-            continue;
+            find_next(&place, work);
+        } else {
+            product<BACKWARD, GATHER>(c, work, &ring, group, &place);
+            write(c, work, &place.tile, group);
         }
-        product<BACKWARD>(c, work, &ring, group, lead);
-        lead = -1;
-        write(c, work, &tile, group);
+        place.lead = -1;
+        place.tile = place.next;
     }
 }
 
@@ -261,6 +312,7 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
     __shared__ tsr_expert_starts starts;
     grouped_ring ring = {};
     grouped_work work = {args, &starts};
+    work.tune = maps->tune;
     ring.data = (tsr_shared_address(memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     ring.full = tsr_shared_address(barriers);
     ring.empty = ring.full + 8 * STAGES;
@@ -271,7 +323,7 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
     work.chunks = (work.inner + CHUNK - 1) / CHUNK;
     if (threadIdx.x == 0) {
         for (unsigned i = 0; i < STAGES; i++) {
-            tsr_barrier_init(ring.full + 8 * i, GATHER ? GATHERERS + 1 : 1);
+            tsr_barrier_init(ring.full + 8 * i, GATHER ? TSR_WARPGROUP + 1 : 1);
             tsr_barrier_init(ring.empty + 8 * i, GROUPS * TSR_WARPGROUP / TSR_WARP);
         }
         tsr_barrier_init(ring.lead, TSR_WARPGROUP / TSR_WARP);
@@ -279,10 +331,10 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
     }
     tsr_expert_count(&starts, &args->rows, args->first, (int)args->count, ROWS);
     if (threadIdx.x < GROUPS * TSR_WARPGROUP) {
-        TSR_REGISTERS_UP(224);
-        multiply<BACKWARD>(&work, ring);
+        TSR_REGISTERS_UP(216);
+        multiply<BACKWARD, GATHER>(&work, ring);
     } else {
-        TSR_REGISTERS_DOWN(56);
+        TSR_REGISTERS_DOWN(72);
         if (GATHER)
             gather<BACKWARD>(&work, ring, maps);
         else if (threadIdx.x == GROUPS * TSR_WARPGROUP)
@@ -322,8 +374,12 @@ bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *arg
     int64_t inner = args->backward ? args->out : args->in;
     int64_t outer = args->backward ? args->in : args->out;
     grouped_maps maps = {};
+    maps.tune = getenv("TSR_TUNE") ? atoi(getenv("TSR_TUNE")) : 0;
     if (!boxes || !tsr_map_boxes(&maps.w, boxes, args->w, args->count, args->out, args->in,
                                  args->backward ? CHUNK : ACROSS))
+        return false;
+    /* Gathered rows are found in steps of 16 bytes. */
+    if (args->rows.slot && args->rows.most / args->rows.k * (inner / TSR_VECTOR) > UINT32_MAX)
         return false;
     if (!args->rows.slot &&
         !tsr_map_boxes(&maps.x, boxes, args->x, 1, args->rows.most, inner, GROUP_ROWS))
