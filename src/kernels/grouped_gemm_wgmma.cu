@@ -113,21 +113,6 @@ static __device__ __forceinline__ void fetch(const grouped_work *work, grouped_r
     }
 }
 
-/* 16 bytes to a shared address, zeros where not `valid`. */
-static __device__ __forceinline__ __attribute__((unused)) void copy16(uint32_t to, const void *from,
-                                                                      bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
-}
-
-/* `barrier` gets an arrival when all copies of the thread until now have come. */
-static __device__ __forceinline__ __attribute__((unused)) void arrive_with_copies(uint32_t barrier)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 /* The slots of the rows that a thread gathers of a tile; -1: none. */
 typedef struct {
     int of[GATHERED_EACH];
@@ -181,9 +166,10 @@ static __device__ __forceinline__ void gather(const grouped_work *work, grouped_
                 bool valid = from[j] != none && column * TSR_VECTOR < work->inner;
                 uint32_t at = valid ? from[j] + (uint32_t)column : 0;
                 if (j * GATHERED < GROUP_ROWS || tile.row_end - tile.row > GROUP_ROWS)
-                    copy16(to + place + j * GATHERED * CHUNK * 2, x + (uint64_t)at * 16, valid);
+                    tsr_copy16_at(to + place + j * GATHERED * CHUNK * 2, x + (uint64_t)at * 16,
+                                  valid);
             }
-            arrive_with_copies(full);
+            tsr_barrier_arrive_copied(full);
             next_stage(&ring);
             if (chunk == 0) {
                 i += (int)gridDim.x;
