@@ -50,8 +50,7 @@ static __device__ __forceinline__ void tsr_grouped_add(float sum[4][2], const ui
  * once. All lanes call. */
 static __device__ __forceinline__ void tsr_grouped_write(const tsr_grouped_gemm_args *args,
                                                          int outer, const tsr_expert_tile *tile,
-                                                         int row, int column, const float c[4][4],
-                                                         bool once = false)
+                                                         int row, int column, const float c[4][4])
 {
     int own = column + threadIdx.x % 4 * TSR_VECTOR;
     float bias[4][2];
@@ -77,9 +76,7 @@ static __device__ __forceinline__ void tsr_grouped_write(const tsr_grouped_gemm_
         for (int m = 0; m < 4; m++)
             word[m] = tsr_pack_bf16(sum[m][0], sum[m][1]);
         tsr_quad_words(word);
-        if (valid && once)
-            __stcs(z, make_uint4(word[0], word[1], word[2], word[3]));
-        else if (valid)
+        if (valid)
             *z = make_uint4(word[0], word[1], word[2], word[3]);
     }
 }
