@@ -7,7 +7,9 @@
  * add_rows   db = scale dz^T low and da = d_low^T x. A block has a strip of 128 columns of dz or x of an expert, a
  *            warp 16, and up to 64 ranks, in registers; the expert's rows go by in order, 64 at a time. So a sum
  *            is one block's: no partial sums, and no order but that of the rows.
- * Cost       x and dz twice, from memory or L2; the factors once for 128 rows. Both wait for memory.
+ * Cost       x and dz twice, from memory or L2; the factors once for 128 rows. Both wait for memory. On an H100
+ *            8192 tokens times 8 of 128 experts at r 16 take 0.33 ms for 1536 x 2048 and 0.29 for 2048 x 768; 0.61
+ *            and 0.42 where the largest expert has 18 % of the rows, which its few blocks go through.
  */
 #include "kernels/expert_low_rank.cuh"
 #include "kernels/expert_tiles.cuh"

