@@ -49,12 +49,14 @@ static __global__ void __launch_bounds__(THREADS)
     if (row < a.rows.offset[0] || row >= a.rows.offset[a.rows.experts])
         return;
     int64_t e = expert_of(&a.rows, row), from = row_from(&a.rows, row);
+    int64_t x_row = a.spread ? row : from, dz_row = a.spread ? from : row;
+    float p = a.p ? a.p[a.rows.slot[row]] : 1;
     for (int64_t k = 0; k < a.r; k++) {
-        float low = dot(a.x, from * a.in, a.a, (e * a.r + k) * a.in, 1, a.in, a.dtype);
-        float d_low = dot(a.dz, row * a.out, a.b, e * a.out * a.r + k, a.r, a.out, a.dtype);
+        float low = dot(a.x, x_row * a.in, a.a, (e * a.r + k) * a.in, 1, a.in, a.dtype);
+        float d_low = dot(a.dz, dz_row * a.out, a.b, e * a.out * a.r + k, a.r, a.out, a.dtype);
         if (threadIdx.x % TSR_WARP == 0) {
-            tsr_store(tsr_expert_low(&a), row * a.r + k, low, a.dtype);
-            tsr_store(tsr_expert_d_low(&a), row * a.r + k, a.scale * d_low, a.dtype);
+            tsr_store(tsr_expert_low(&a), row * a.r + k, p * low, a.dtype);
+            tsr_store(tsr_expert_d_low(&a), row * a.r + k, a.scale * p * d_low, a.dtype);
         }
     }
 }
@@ -68,13 +70,15 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     int64_t e = at / each, db_at = at % each, da_at = db_at - a.out * a.r;
     float sum = 0;
-    for (int row = a.rows.offset[e]; row < a.rows.offset[e + 1]; row++)
+    for (int row = a.rows.offset[e]; row < a.rows.offset[e + 1]; row++) {
+        int64_t from = a.spread == (da_at < 0) ? row_from(&a.rows, row) : row;
         if (da_at < 0)
-            sum = fmaf(tsr_load(a.dz, row * a.out + db_at / a.r, a.dtype),
+            sum = fmaf(tsr_load(a.dz, from * a.out + db_at / a.r, a.dtype),
                        tsr_load(tsr_expert_low(&a), row * a.r + db_at % a.r, a.dtype), sum);
         else
-            sum = fmaf(tsr_load(a.x, row_from(&a.rows, row) * a.in + da_at % a.in, a.dtype),
+            sum = fmaf(tsr_load(a.x, from * a.in + da_at % a.in, a.dtype),
                        tsr_load(tsr_expert_d_low(&a), row * a.r + da_at / a.in, a.dtype), sum);
+    }
     if (da_at < 0)
         a.db[e * a.out * a.r + db_at] = a.scale * sum;
     else

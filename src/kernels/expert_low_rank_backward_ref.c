@@ -23,6 +23,8 @@ tsr_status tsr_expert_low_rank_backward_check(const tsr_expert_low_rank_backward
     TSR_TRY(tsr_expert_rows_check(op, &args->rows));
     TSR_EXPECT(args->out > 0 && args->in > 0 && args->r > 0, op, "out, in or r is no width");
     TSR_EXPECT(args->da && args->db, op, "da or db is NULL");
+    TSR_EXPECT(!args->spread || args->rows.slot, op, "what is spread needs slots");
+    TSR_EXPECT(!args->p || args->spread, op, "p is for what is spread");
     if (args->rows.most == 0)
         return TSR_OK;
     TSR_EXPECT(args->x && args->dz && args->a && args->b, op, "x, dz, a or b is NULL");
@@ -45,70 +47,95 @@ static float *d_low_of(const tsr_expert_low_rank_backward_args *args)
     return (float *)args->scratch + bytes / 2 / sizeof(float);
 }
 
-/* Rows [row, row_end) of x from `column` on: where they lie, or copied to `panel`. */
-static const float *take_rows(float *panel, int64_t *stride,
-                              const tsr_expert_low_rank_backward_args *args, int64_t row,
-                              int64_t row_end, int64_t column, int64_t width)
+/* A matrix whose rows the op's rows take: x, or dz. */
+typedef struct {
+    const float *data;
+    int64_t width;
+    bool gathered;
+} taken;
+
+static taken x_of(const tsr_expert_low_rank_backward_args *args)
 {
-    if (!args->rows.slot) {
-        *stride = args->in;
-        return (const float *)args->x + row * args->in + column;
+    return (taken){args->x, args->in, args->rows.slot && !args->spread};
+}
+
+static taken dz_of(const tsr_expert_low_rank_backward_args *args)
+{
+    return (taken){args->dz, args->out, args->spread};
+}
+
+/* Rows [row, row_end) from `column` on: where they lie, or copied to `panel`. */
+static const float *take_rows(float *panel, int64_t *stride,
+                              const tsr_expert_low_rank_backward_args *args, taken from,
+                              int64_t row, int64_t row_end, int64_t column, int64_t width)
+{
+    if (!from.gathered) {
+        *stride = from.width;
+        return from.data + row * from.width + column;
     }
-    tsr_expert_rows_gather(panel, &args->rows, row, row_end, args->x, args->in, column, width);
+    tsr_expert_rows_gather(panel, &args->rows, row, row_end, from.data, from.width, column, width);
     *stride = width;
     return panel;
 }
 
-static void low_block(void *context, int index)
+/* out = alpha rows factor, with a row of `factor` for each rank, or by_column for each column of the rows. */
+static void multiply_rows(float *out, const tsr_expert_low_rank_backward_args *args, taken from,
+                          const tsr_expert_block *rows, const float *factor, bool by_column,
+                          float alpha)
 {
     _Alignas(64) float panel[BLOCK_ROWS * STRIP];
-    const tsr_expert_low_rank_backward_args *args = context;
-    int64_t r = args->r, in = args->in, out = args->out, at = index;
-    tsr_expert_block rows;
-    if (!tsr_expert_block_at(&rows, &args->rows, 0, args->rows.experts, BLOCK_ROWS, &at))
-        return;
-    tsr_gemm_block_args low = {.m = rows.row_end - rows.row,
+    int64_t r = args->r;
+    tsr_gemm_block_args low = {.m = rows->row_end - rows->row,
                                .n = r,
-                               .trans_b = true,
-                               .ldb = in,
-                               .c = low_of(args) + rows.row * r,
+                               .trans_b = !by_column,
+                               .ldb = by_column ? r : from.width,
+                               .c = out + rows->row * r,
                                .ldc = r,
-                               .alpha = 1};
-    for (int64_t first = 0; first < in; first += STRIP) {
-        low.k = tsr_min(STRIP, in - first);
-        low.a = take_rows(panel, &low.lda, args, rows.row, rows.row_end, first, low.k);
-        low.b = (const float *)args->a + rows.expert * r * in + first;
+                               .alpha = alpha};
+    for (int64_t first = 0; first < from.width; first += STRIP) {
+        low.k = tsr_min(STRIP, from.width - first);
+        low.a = take_rows(panel, &low.lda, args, from, rows->row, rows->row_end, first, low.k);
+        low.b = factor + first * (by_column ? r : 1);
         tsr_gemm_block(&low);
         low.beta = 1;
     }
-    tsr_gemm_block_args d_low = {.m = low.m,
-                                 .n = r,
-                                 .k = out,
-                                 .a = (const float *)args->dz + rows.row * out,
-                                 .lda = out,
-                                 .b = (const float *)args->b + rows.expert * out * r,
-                                 .ldb = r,
-                                 .c = d_low_of(args) + rows.row * r,
-                                 .ldc = r,
-                                 .alpha = args->scale};
-    tsr_gemm_block(&d_low);
+    for (int64_t i = rows->row; args->p && i < rows->row_end; i++)
+        for (int64_t k = 0; k < r; k++)
+            out[i * r + k] *= args->p[args->rows.slot[i]];
+}
+
+static void low_block(void *context, int index)
+{
+    const tsr_expert_low_rank_backward_args *args = context;
+    int64_t at = index;
+    tsr_expert_block rows;
+    if (!tsr_expert_block_at(&rows, &args->rows, 0, args->rows.experts, BLOCK_ROWS, &at))
+        return;
+    multiply_rows(low_of(args), args, x_of(args), &rows,
+                  (const float *)args->a + rows.expert * args->r * args->in, false, 1);
+    multiply_rows(d_low_of(args), args, dz_of(args), &rows,
+                  (const float *)args->b + rows.expert * args->out * args->r, true, args->scale);
 }
 
 static void db_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, int64_t column)
 {
-    int64_t row = args->rows.offset[e], r = args->r;
+    _Alignas(64) float panel[BLOCK_ROWS * STRIP];
+    int64_t row = args->rows.offset[e], end = args->rows.offset[e + 1], r = args->r, last;
     tsr_gemm_block_args db = {.m = tsr_min(STRIP, args->out - column),
                               .n = r,
-                              .k = args->rows.offset[e + 1] - row,
                               .trans_a = true,
-                              .a = (const float *)args->dz + row * args->out + column,
-                              .lda = args->out,
-                              .b = low_of(args) + row * r,
                               .ldb = r,
                               .c = args->db + (e * args->out + column) * r,
                               .ldc = r,
                               .alpha = args->scale};
-    tsr_gemm_block(&db);
+    for (; row < end; row = last) {
+        last = tsr_min(end, row + BLOCK_ROWS);
+        db.k = last - row;
+        db.a = take_rows(panel, &db.lda, args, dz_of(args), row, last, column, db.m);
+        db.b = low_of(args) + row * r;
+        tsr_gemm_block(&db);
+        db.beta = 1;
+    }
 }
 
 static void da_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, int64_t column)
@@ -126,7 +153,7 @@ static void da_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, i
         last = tsr_min(end, row + BLOCK_ROWS);
         da.k = last - row;
         da.a = d_low_of(args) + row * r;
-        da.b = take_rows(panel, &da.ldb, args, row, last, column, da.n);
+        da.b = take_rows(panel, &da.ldb, args, x_of(args), row, last, column, da.n);
         tsr_gemm_block(&da);
         da.beta = 1;
     }

@@ -96,11 +96,16 @@ static __device__ __forceinline__ void tsr_quad_words(uint32_t word[4])
 }
 
 /* 16 bytes to shared memory, zeros where not `valid`; `from` is then not read. */
+static __device__ __forceinline__ void tsr_copy16_at(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void tsr_copy16(void *to, const void *from, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tsr_shared_address(to)),
-                 "l"(from), "r"(valid ? 16 : 0)
-                 : "memory");
+    tsr_copy16_at(tsr_shared_address(to), from, valid);
 }
 
 static __device__ __forceinline__ void tsr_copy4(void *to, const void *from, bool valid)

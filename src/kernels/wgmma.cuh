@@ -41,6 +41,13 @@ static __device__ __forceinline__ void tsr_barrier_expect(uint32_t barrier, unsi
                  : "memory");
 }
 
+/* Arrives when all asynchronous copies of this thread until now have come: an arrival as any other. Who waits
+ * calls tsr_bulk_written before products that read what they brought. */
+static __device__ __forceinline__ void tsr_barrier_arrive_copied(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /* Until the phase of that parity has ended: 0 is the first; of parity 1 one has ended before. */
 static __device__ __forceinline__ void tsr_barrier_wait(uint32_t barrier, unsigned parity)
 {

@@ -252,15 +252,19 @@ static void run_twice(const tsr_expert_low_rank_backward_args *args, output da, 
     free(got[0]), free(got[1]);
 }
 
-static void one_low(const low_shape *s, bool gather, tsr_dtype dtype)
+enum { IN_ORDER, X_GATHERED, SPREAD, SPREAD_P, LOW_WAYS };
+
+static void one_low(const low_shape *s, int way, tsr_dtype dtype)
 {
     if (!cuda_turn())
         return;
     expert_case c = new_expert_case(s->tokens, s->k, s->experts, s->load);
+    bool gather = way == X_GATHERED, spread = way >= SPREAD;
     int64_t most = c.rows.most, da_count = s->experts * s->r * s->in;
     int64_t db_count = s->experts * s->out * s->r;
     input x = random_input((gather ? s->tokens : most) * s->in, 1, 1, dtype);
-    input dz = random_input(most * s->out, 2, 1, dtype);
+    input dz = random_input((spread ? s->tokens : most) * s->out, 2, 1, dtype);
+    input p = random_input(most, 5, 1, TSR_F32);
     input a = random_input(da_count, 3, 1, dtype), b = random_input(db_count, 4, 1, dtype);
     output da = blank(da_count, TSR_F32), db = blank(db_count, TSR_F32);
     uint64_t bytes = tsr_expert_low_rank_backward_bytes(TSR_F32, most, s->r);
@@ -272,14 +276,17 @@ static void one_low(const low_shape *s, bool gather, tsr_dtype dtype)
                                              .db = want_of(db_count),
                                              .scratch = malloc(bytes + 16),
                                              .scratch_bytes = bytes,
-                                             .rows = host_rows(&c, gather),
+                                             .p = way == SPREAD_P ? p.host : NULL,
+                                             .rows = host_rows(&c, way != IN_ORDER),
                                              .out = s->out,
                                              .in = s->in,
                                              .r = s->r,
-                                             .scale = 1.75f};
+                                             .scale = 1.75f,
+                                             .spread = spread};
     tsr_expert_low_rank_backward_args args = ref;
     args.x = x.device, args.dz = dz.device, args.a = a.device, args.b = b.device;
-    args.da = da.device, args.db = db.device, args.rows = device_rows(&c, gather);
+    args.da = da.device, args.db = db.device, args.rows = device_rows(&c, way != IN_ORDER);
+    args.p = way == SPREAD_P ? p.device : NULL;
     args.dtype = dtype;
     args.scratch_bytes = tsr_expert_low_rank_backward_bytes(dtype, most, s->r);
     uint8_t *scratch = cuda_copy(NULL, args.scratch_bytes + PAD);
@@ -288,7 +295,9 @@ static void one_low(const low_shape *s, bool gather, tsr_dtype dtype)
     snprintf(what, sizeof what, "%lld x %lld rows of %lld experts, %s, %lld x %lld, r %lld%s",
              (long long)s->tokens, (long long)s->k, (long long)s->experts,
              expert_load_name[s->load], (long long)s->out, (long long)s->in, (long long)s->r,
-             gather ? ", gathered" : "");
+             way == IN_ORDER     ? ""
+             : way == X_GATHERED ? ", gathered"
+                                 : ", spread");
     RUN(tsr_expert_low_rank_backward_ref(&ref, rig.pool));
     run_twice(&args, da, db);
     double tolerance = tolerance_of(tolerance_expert_low_rank, dtype);
@@ -311,12 +320,12 @@ static void low_ranks_match(void **state)
         {50, 2, 6, 131, 33, 3, LOAD_ZIPF},    {129, 1, 1, 64, 64, 32, LOAD_EVEN},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int gather = 0; gather < 2; gather++) {
+        for (int way = 0; way < LOW_WAYS; way++) {
             for (int k = 0; k < 3; k++)
-                one_low(&shapes[i], gather, all_dtypes[k]);
+                one_low(&shapes[i], way, all_dtypes[k]);
             shift = 1; /* off the alignment */
             if (i == 1)
-                one_low(&shapes[i], gather, TSR_BF16);
+                one_low(&shapes[i], way, TSR_BF16);
             shift = 0;
         }
 }
@@ -328,8 +337,8 @@ static void low_ranks_of_a_model(void **state)
                                       {2048, 8, 128, 2048, 768, 8, LOAD_EVEN},
                                       {1024, 4, 300, 256, 128, 32, LOAD_HOLES}};
     for (size_t i = 0; i < sizeof large / sizeof *large; i++)
-        for (int gather = 0; gather < 2; gather++)
-            one_low(&large[i], gather, TSR_BF16);
+        for (int way = 0; way < LOW_WAYS; way++)
+            one_low(&large[i], way, TSR_BF16);
 }
 
 /* ---- time ---- */
