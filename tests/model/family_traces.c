@@ -269,12 +269,14 @@ void test_bf16(void **state)
 {
     (void)state;
     const char *const names[] = {"a_lora_attention", second()};
+    /* Of Qwen 3.5, dense, Transformers in bf16 is 1.2e-2 and 1.8e-2 from itself in fp32. */
+    double first = strcmp(family, "qwen3_5") ? 1e-2 : 2.5e-2;
     dtype = "bfloat16";
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char output[512];
         snprintf(output, sizeof output, "%s", scratch_path(names[i]));
         trace got = run_trace(names[i], 1, "none", "layer", output);
-        judge_steps(names[i], &got, (nearness){1.5e-2, 1e-2, 1e-1});
+        judge_steps(names[i], &got, (nearness){1.5e-2, first, 1e-1});
     }
     dtype = "float32";
 }
