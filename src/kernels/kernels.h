@@ -46,7 +46,6 @@
 #include "kernels/route_sort.h"
 #include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
-#include "kernels/spread.h"
 #include "kernels/swiglu.h"
 #include "kernels/table_rows.h"
 #include "kernels/types.h"
@@ -87,7 +86,6 @@
     X(combine)                                                                                     \
     X(balance)                                                                                     \
     X(balance_bias)                                                                                \
-    X(spread)                                                                                      \
     X(combine_backward)                                                                            \
     X(convolution)                                                                                 \
     X(convolution_backward)                                                                        \

@@ -39,9 +39,12 @@ tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *work, bool gather);
 tsr_status tsr_expert_multiply(const tsr_expert_work *work, void *z, const void *x, bool gather,
                                bool backward);
 
-/* The gradients of all A and B. */
-tsr_status tsr_expert_adapters(const tsr_expert_work *work, const void *x, bool gather,
-                               const void *dz, char *scratch, uint64_t scratch_bytes);
+/* The gradients of all A and B, with what remains of the workspace: from the rows that tokens' x become and dz of rows,
+ * or with p from x of rows and p dz of the tokens. */
+tsr_status tsr_expert_adapters(const tsr_expert_work *work, const void *x, const void *dz,
+                               const float *p);
+uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *traits,
+                              tsr_attention_bounds bounds);
 
 /* What the matmuls cost, one way, with the decoding. */
 void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind pass, bool dx);

@@ -23,26 +23,6 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                             .dtype = p->context->dtype});
 }
 
-/* Of its adapters: what they multiply with is p dy, of each row. */
-static tsr_status backward_adapters(const tsr_expert_work *work)
-{
-    const tsr_pass *p = work->pass;
-    const tsr_node *node = work->node;
-    const tsr_experts_spec *spec = &node->spec.experts;
-    uint64_t rows = tsr_expert_rows_bytes(node, p->context->tokens, spec->out, p->context->dtype);
-    TSR_TRY(p->context->kernels->spread(p->context->stream,
-                                        &(tsr_spread_args){.z = work->rest,
-                                                           .x = p->gradient[node->out[0]],
-                                                           .p = p->value[node->in[TSR_COMBINE_P]],
-                                                           .slot = work->routes.slot,
-                                                           .tokens = p->context->tokens,
-                                                           .k = spec->chosen,
-                                                           .h = spec->out,
-                                                           .dtype = p->context->dtype}));
-    return tsr_expert_adapters(work, p->value[node->in[TSR_COMBINE_ROWS]], false, work->rest,
-                               work->rest + rows, work->rest_bytes - rows);
-}
-
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
@@ -51,7 +31,8 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
     const void *dy = p->gradient[node->out[0]];
     void *dact = p->gradient[node->in[TSR_COMBINE_ROWS]];
     if (work.stack->r)
-        TSR_TRY(backward_adapters(&work));
+        TSR_TRY(tsr_expert_adapters(&work, p->value[node->in[TSR_COMBINE_ROWS]], dy,
+                                    p->value[node->in[TSR_COMBINE_P]]));
     if (!(step->inputs & 1u << TSR_COMBINE_ROWS))
         return TSR_OK;
     TSR_TRY(tsr_expert_multiply(&work, dact, dy, true, true));
@@ -86,14 +67,10 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
                           const tsr_kernels *kernels, tsr_attention_bounds bounds)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
-    uint64_t low = !r || !bounds.train
-                       ? 0
-                       : tsr_expert_low_rank_backward_bytes(
-                             bounds.dtype, bounds.tokens * spec->chosen, (int64_t)r);
+    uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->out, bounds.dtype);
+    uint64_t low = tsr_expert_low_bytes(node, traits, bounds);
     (void)kernels;
-    return tsr_expert_weight_bytes(node, bounds.dtype) +
-           tsr_expert_rows_bytes(node, bounds.tokens, spec->out, bounds.dtype) + low;
+    return tsr_expert_weight_bytes(node, bounds.dtype) + (rows > low ? rows : low);
 }
 
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,

@@ -148,8 +148,18 @@ tsr_status tsr_expert_multiply(const tsr_expert_work *w, void *z, const void *x,
     return TSR_OK;
 }
 
-tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, bool gather, const void *dz,
-                               char *scratch, uint64_t scratch_bytes)
+uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *traits,
+                              tsr_attention_bounds bounds)
+{
+    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
+    if (!r || !bounds.train)
+        return 0;
+    return tsr_expert_low_rank_backward_bytes(
+        bounds.dtype, bounds.tokens * node->spec.experts.chosen, (int64_t)r);
+}
+
+tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, const void *dz,
+                               const float *p)
 {
     const tsr_layer_gradients *gradients =
         &w->pass->gradients[tsr_stack_weight(w->node->weight[0])];
@@ -161,13 +171,15 @@ tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, bool gat
                                              .b = w->stack->b,
                                              .da = gradients->a,
                                              .db = gradients->b,
-                                             .scratch = scratch,
-                                             .scratch_bytes = scratch_bytes,
-                                             .rows = tsr_expert_rows_of(w, gather),
+                                             .scratch = w->rest,
+                                             .scratch_bytes = w->rest_bytes,
+                                             .p = p,
+                                             .rows = tsr_expert_rows_of(w, true),
                                              .out = (int64_t)w->shape->out,
                                              .in = (int64_t)w->shape->in,
                                              .r = (int64_t)w->stack->r,
                                              .scale = (float)w->stack->scale,
+                                             .spread = p != NULL,
                                              .dtype = w->pass->context->dtype});
 }
 
@@ -187,8 +199,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
     tsr_expert_work work = tsr_expert_work_begin(p, node, node->in[TSR_EXPERTS_ROUTES]);
     const void *dz = p->gradient[node->out[0]];
     if (work.stack->r)
-        TSR_TRY(tsr_expert_adapters(&work, p->value[node->in[TSR_EXPERTS_X]], true, dz, work.rest,
-                                    work.rest_bytes));
+        TSR_TRY(tsr_expert_adapters(&work, p->value[node->in[TSR_EXPERTS_X]], dz, NULL));
     if (!(step->inputs & 1u << TSR_EXPERTS_X))
         return TSR_OK;
     TSR_TRY(tsr_expert_multiply(&work, work.rest, dz, false, true));
@@ -216,12 +227,9 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
                           const tsr_kernels *kernels, tsr_attention_bounds bounds)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
-    (void)kernels;
     uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->in, bounds.dtype);
-    uint64_t low = r ? tsr_expert_low_rank_backward_bytes(bounds.dtype,
-                                                          bounds.tokens * spec->chosen, (int64_t)r)
-                     : 0;
+    uint64_t low = tsr_expert_low_bytes(node, traits, bounds);
+    (void)kernels;
     return tsr_expert_weight_bytes(node, bounds.dtype) + (!bounds.train ? 0
                                                           : rows > low  ? rows
                                                                         : low);
