@@ -52,7 +52,7 @@ static const tsr_composite classes[] = {
                  "\"num_hidden_layers\": 26, \"num_attention_heads\": 8}"},
     {.model_type = "gemma4",
      .architecture = "Gemma4ForConditionalGeneration",
-     .models = "Gemma 4, dense",
+     .models = "Gemma 4",
      .text = gemma4_text,
      .towers = gemma4_towers,
      .keys = gemma4_keys},
