@@ -10,7 +10,8 @@
 #define F32_NLL_TOLERANCE      2e-6 /* of the largest element */
 #define F32_GRADIENT_TOLERANCE 3e-6
 #define LOSS_TOLERANCE         1e-6 /* of the sum */
-#define ENTROPY_TOLERANCE      3e-6 /* of a row; of logits of 500 that are rounded to 3e-5, 50 times that */
+#define ENTROPY_TOLERANCE                                                                          \
+    3e-6 /* of a row; of logits of 500 that are rounded to 3e-5, 50 times that */
 #define ENTROPY_TOLERANCE                                                                          \
     3e-6 /* of a row; of logits of 500 that are rounded to 3e-5, 50 times that */
 #define KNOWN_TOLERANCE                                                                            \
@@ -543,9 +544,8 @@ static void of_equal_logits_the_first_is_the_argmax(void **state)
     static const struct {
         int32_t label, other;
         bool correct;
-    } ties[] = {{700, 710, true},   {700, 699, false}, {700, 1400, true},
-                {700, 100, false},  {1300, 2, false},  {0, 1499, true},
-                {1499, 1498, false}};
+    } ties[] = {{700, 710, true}, {700, 699, false}, {700, 1400, true},  {700, 100, false},
+                {1300, 2, false}, {0, 1499, true},   {1499, 1498, false}};
     fixture f;
     make_fixture(&f, &c);
     memset(f.w, 0, (size_t)(c.vocabulary * c.d) * sizeof(float));
