@@ -12,8 +12,6 @@
 #define LOSS_TOLERANCE         1e-6 /* of the sum */
 #define ENTROPY_TOLERANCE                                                                          \
     3e-6 /* of a row; of logits of 500 that are rounded to 3e-5, 50 times that */
-#define ENTROPY_TOLERANCE                                                                          \
-    3e-6 /* of a row; of logits of 500 that are rounded to 3e-5, 50 times that */
 #define KNOWN_TOLERANCE                                                                            \
     5e-5 /* of a row: a logit of 40 is rounded to 4e-6, and its sum of 64 several times */
 
@@ -402,117 +400,6 @@ static void smoothing_needs_its_buffers(void **state)
     finish.mean_row = NULL;
     assert_int_equal(tsr_head_finish_check(&finish), TSR_EINVAL);
     free_fixture(&f);
-}
-
-/* Neither changes a bit of loss and gradient. */
-static void a_report_changes_no_bit(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
-        make_fixture(&f, &cases[i]);
-        uint64_t bytes = (uint64_t)(f.c->rows * f.c->d) * sizeof(float);
-        float *dh = new_floats(f.c->rows * f.c->d);
-        assert_int_equal(run(&f, test_pool(0)), TSR_OK);
-        int64_t loss = f.loss;
-        memcpy(dh, f.out, bytes);
-        f.loss_alone = true;
-        assert_int_equal(run(&f, test_pool(0)), TSR_OK);
-        assert_true(f.loss == loss && f.correct == 100 && f.entropy == 100);
-        assert_memory_equal(dh, f.out, bytes);
-        free(dh);
-        free_fixture(&f);
-    }
-}
-
-/* Equal logits at either side of the label, in its tile and in others: the first is the argmax, as torch's is. */
-static void of_equal_logits_the_first_is_the_argmax(void **state)
-{
-    (void)state;
-    static const head_case c = {1, 4, 1500, 1100, 1, false};
-    static const struct {
-        int32_t label, other;
-        bool correct;
-    } ties[] = {{700, 710, true}, {700, 699, false}, {700, 1400, true},  {700, 100, false},
-                {1300, 2, false}, {0, 1499, true},   {1499, 1498, false}};
-    fixture f;
-    make_fixture(&f, &c);
-    memset(f.w, 0, (size_t)(c.vocabulary * c.d) * sizeof(float));
-    for (int j = 0; j < 4; j++)
-        f.h[j] = 1 + (float)j;
-    for (size_t i = 0; i < sizeof ties / sizeof *ties; i++) {
-        f.labels[0] = ties[i].label;
-        f.w[ties[i].label * c.d + 1] = f.w[ties[i].other * c.d + 1] = 3;
-        for (int way = 0; way < 2; way++) {
-            f.backwards = way;
-            assert_int_equal(run(&f, test_pool(0)), TSR_OK);
-            assert_int_equal(f.correct - 100, ties[i].correct);
-        }
-        f.w[ties[i].other * c.d + 1] = 3.0000002f;
-        assert_int_equal(run(&f, test_pool(0)), TSR_OK);
-        assert_int_equal(f.correct - 100, 0);
-        f.w[ties[i].label * c.d + 1] = f.w[ties[i].other * c.d + 1] = 0;
-    }
-    free_fixture(&f);
-}
-
-/* Of every row the entropy and whether its label is the first of the largest logits, in fp64. */
-static void exact_report(const fixture *f, double *entropy, int64_t *correct)
-{
-    const head_case *c = f->c;
-    double *logit = new_doubles(NULL, c->vocabulary);
-    *entropy = 0;
-    *correct = 0;
-    for (int64_t i = 0; i < c->rows; i++) {
-        int64_t best = 0;
-        double sum = 0, product = 0;
-        for (int64_t v = 0; v < c->vocabulary; v++) {
-            logit[v] = 0;
-            for (int64_t j = 0; j < c->d; j++)
-                logit[v] += (double)f->h[i * c->d + j] * (double)f->w[v * c->d + j];
-            best = logit[v] > logit[best] ? v : best;
-        }
-        for (int64_t v = 0; v < c->vocabulary; v++) {
-            double p = exp(logit[v] - logit[best]);
-            sum += p;
-            product += p * (logit[v] - logit[best]);
-        }
-        *entropy += log(sum) - product / sum;
-        *correct += best == f->labels[i];
-    }
-    free(logit);
-}
-
-static double entropy_of(const fixture *f)
-{
-    return ldexp((double)(f->entropy - 100), -TSR_LOSS_SHIFT);
-}
-
-/* h of every second row along W[label], so that labels are correct, at chance and beyond doubt. */
-static void entropy_and_accuracy_match_fp64(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
-        make_fixture(&f, &cases[i]);
-        const head_case *c = f.c;
-        for (int64_t r = 0; r < c->rows; r += 2)
-            put_along(f.h + r * c->d, f.w + f.labels[r] * c->d, c->d, 2 + (double)(r % 50));
-        double want, loose = c->size > 100 ? 50 : 1;
-        int64_t correct;
-        exact_report(&f, &want, &correct);
-        assert_true(c->rows < 4 || (correct >= c->rows / 4 && correct < c->rows));
-        for (int way = 0; way < 4; way++) {
-            f.backwards = way & 1;
-            f.forward_only = way & 2;
-            assert_int_equal(run(&f, test_pool(way)), TSR_OK);
-            assert_int_equal(f.correct - 100, correct);
-            double off = fabs(entropy_of(&f) - want) / (double)(c->rows + 1);
-            if (!(off <= ENTROPY_TOLERANCE * loose))
-                fail_msg("case %zu: entropy %.9g, want %.9g", i, entropy_of(&f), want);
-        }
-        free_fixture(&f);
-    }
 }
 
 /* Neither changes a bit of loss and gradient. */
