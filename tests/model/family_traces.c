@@ -264,19 +264,41 @@ void test_auxiliary(void **state)
     judge_trace("c_lora_aux_loss");
 }
 
+/* Where bf16 moves norms further than elsewhere. It does so to those of Transformers and PEFT, on a CPU, with adapters in
+ * bf16; with adapters in fp32; under autocast:
+ *
+ * qwen3_5      at step 1 1.0e-2, 3e-4, 1.1e-2 of LoRA and 3e-3, 2e-3, 4e-3 of DoRA, this at most 1.1e-2 in 16 draws
+ *              each of adapters 2e-3 from these. Ours of DoRA was 1.3e-2 on an H100.
+ * qwen3_5_moe  at step 1 0.13, 8e-3, 1.3e-2 of LoRA on experts; in such draws at most 0.25, 0.27, 0.25. It is a token that
+ *              goes to another expert, where two are 0.025 apart: in fp32 that one change is 0.09, and with the experts of
+ *              fp32 0.13 becomes 2e-3. Ours was 0.11. */
+static const struct {
+    const char *family, *trace; /* trace NULL: both */
+    nearness most;
+} moved[] = {
+    {"qwen3_5", NULL, {1.5e-2, 2.5e-2, 1e-1}},
+    {"qwen3_5_moe", "b_lora_experts", {1.5e-2, 2e-1, 2e-1}},
+};
+
+static nearness nearness_of_bf16(const char *name)
+{
+    for (size_t i = 0; i < sizeof moved / sizeof *moved; i++)
+        if (!strcmp(moved[i].family, family) && (!moved[i].trace || !strcmp(moved[i].trace, name)))
+            return moved[i].most;
+    return (nearness){1.5e-2, 1e-2, 1e-1};
+}
+
 /* Tensor cores, and the kernels that serve bf16 alone. */
 void test_bf16(void **state)
 {
     (void)state;
     const char *const names[] = {"a_lora_attention", second()};
-    /* Of Qwen 3.5, dense, Transformers in bf16 is 1.2e-2 and 1.8e-2 from itself in fp32. */
-    double first = strcmp(family, "qwen3_5") ? 1e-2 : 2.5e-2;
     dtype = "bfloat16";
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char output[512];
         snprintf(output, sizeof output, "%s", scratch_path(names[i]));
         trace got = run_trace(names[i], 1, "none", "layer", output);
-        judge_steps(names[i], &got, (nearness){1.5e-2, first, 1e-1});
+        judge_steps(names[i], &got, nearness_of_bf16(names[i]));
     }
     dtype = "float32";
 }

@@ -8,7 +8,7 @@
  * Which of these there are depends on the family's files: gpt_oss_mxfp4 has a forward alone.
  *
  * On a GPU the traces run in bf16 too: losses and norms of gradients near those in fp32 (measured on an H100:
- * 6e-3, 3e-3 of the norm at step 1, later 4e-3, of Gemma 4 5e-2).
+ * 6e-3, 3e-3 of the norm at step 1, later 4e-3, of Gemma 4 5e-2; of Qwen 3.5 more: family_traces.c).
  *
  *     test_model_families FAMILY [cuda]     cuda: on the first GPU; without one it exits with 77
  */
