@@ -221,11 +221,13 @@ static tsr_status list_candidates(tsr_text *out, const selection *s)
     for (uint64_t i = 0; i < s->module_count; i++)
         if (s->module[i].table)
             tsr_text_printf(out, ", %s", last_part(s->module[i].path));
+    count = 0;
     for (uint64_t i = 0; i < s->module_count; i++)
-        if (s->module[i].experts &&
-            (i == 0 || !s->module[i - 1].experts ||
-             layer_of(s->module[i].path) == layer_of(s->module[i - 1].path)))
-            tsr_text_printf(out, ", %s", tsr_set_below_layer(s->module[i].path));
+        if (s->module[i].experts)
+            names[count++] = tsr_set_below_layer(s->module[i].path);
+    count = tsr_set_sort_names(names, count);
+    for (uint64_t i = 0; i < count; i++)
+        tsr_text_printf(out, ", %s", names[i]);
     return TSR_OK;
 }
 

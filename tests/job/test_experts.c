@@ -200,6 +200,8 @@ static void test_refused(void **state)
     } refused[] = {
         {"unit_policy: 16KiB\n",
          {"16384 bytes are too few", "mlp.experts.gate_up_proj of layer 0"}},
+        {"lora_target_modules: [moe]\n",
+         {"embed_tokens, mlp.experts.down_proj, mlp.experts.gate_up_proj", "moe"}},
         {"unit_policy: self_attn, moe\n", {"moe is of no module", "mlp.experts.down_proj"}},
     };
     for (size_t i = 0; i < COUNT(refused); i++) {
