@@ -126,23 +126,32 @@ static tsr_status decode(const tsr_expert_work *w, int64_t first, int64_t count)
                                   .dtype = w->pass->context->dtype});
 }
 
+/* Plain weights are multiplied with where they lie. */
+static const void *plain_of(const tsr_expert_work *w)
+{
+    bool same = w->stack->plain.dtype == w->pass->context->dtype;
+    return same && !w->stack->r ? w->stack->plain.data : NULL;
+}
+
 tsr_status tsr_expert_multiply(const tsr_expert_work *w, void *z, const void *x, bool gather,
                                bool backward)
 {
+    const void *plain = plain_of(w);
     tsr_grouped_gemm_args args = {.z = z,
                                   .x = x,
-                                  .w = w->pass->workspace,
+                                  .w = plain ? plain : w->pass->workspace,
                                   .bias = backward ? (tsr_frozen){NULL, TSR_F32} : w->stack->bias,
                                   .rows = tsr_expert_rows_of(w, gather),
                                   .out = (int64_t)w->shape->out,
                                   .in = (int64_t)w->shape->in,
                                   .backward = backward,
                                   .dtype = w->pass->context->dtype};
-    int64_t experts = w->node->spec.experts.experts;
-    for (int64_t first = 0; first < experts; first += w->group) {
+    int64_t experts = w->node->spec.experts.experts, group = plain ? experts : w->group;
+    for (int64_t first = 0; first < experts; first += group) {
         args.first = first;
-        args.count = experts - first < w->group ? experts - first : w->group;
-        TSR_TRY(decode(w, first, args.count));
+        args.count = experts - first < group ? experts - first : group;
+        if (!plain)
+            TSR_TRY(decode(w, first, args.count));
         TSR_TRY(w->pass->context->kernels->grouped_gemm(w->pass->context->stream, &args));
     }
     return TSR_OK;
