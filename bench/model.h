@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "model/arch/config.h"
 #include "model/program.h"
 #include "tessera.h"
 
@@ -89,6 +90,9 @@ typedef struct {
 
 /* Fills `row` and row_count. 0, or -1: no such documents, with a message on stderr. */
 int bench_rows_make(bench_run *run);
+
+/* What config.json of the run's shape says. */
+tsr_status bench_config_make(tsr_model_config *out, const bench_run *run);
 
 /* Writes all files into run->directory; one rank of the node. 0, or -1 with a message on stderr. */
 int bench_files_write(const bench_run *run);

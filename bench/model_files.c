@@ -68,14 +68,10 @@ static int finish(FILE *file, const char *name)
     return -1;
 }
 
-static int write_config(const bench_run *run)
+static void put_config(tsr_text *out, const bench_shape *s)
 {
-    const bench_shape *s = &run->shape;
-    FILE *file = create(run, "config.json");
-    if (!file)
-        return -1;
-    fprintf(
-        file,
+    tsr_text_printf(
+        out,
         "{\"architectures\":[\"%s\"],\"model_type\":\"%s\",\"hidden_size\":%" PRId64
         ",\"intermediate_size\":%" PRId64 ",\"num_hidden_layers\":%" PRId64
         ",\"num_attention_heads\":%" PRId64 ",\"num_key_value_heads\":%" PRId64
@@ -85,6 +81,23 @@ static int write_config(const bench_run *run)
         "\n",
         s->class, s->type, s->d, s->f, s->layers, s->heads, s->kv_heads, s->head_dim, s->vocabulary,
         s->positions, s->eps, s->rope_theta, s->more ? "," : "", s->more ? s->more : "");
+}
+
+tsr_status bench_config_make(tsr_model_config *out, const bench_run *run)
+{
+    tsr_auto_text text = {0};
+    put_config(&text, &run->shape);
+    return tsr_model_config_parse(out, tsr_text_string(&text), text.length, run->shape.name);
+}
+
+static int write_config(const bench_run *run)
+{
+    tsr_auto_text text = {0};
+    FILE *file = create(run, "config.json");
+    if (!file)
+        return -1;
+    put_config(&text, &run->shape);
+    fputs(tsr_text_string(&text), file);
     return finish(file, "config.json");
 }
 

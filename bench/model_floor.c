@@ -5,6 +5,7 @@
 #include "model.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static double roof(const json_t *roofs, const char *key)
 {
@@ -45,19 +46,34 @@ static double count_pairs(double *tokens, const bench_run *run)
 }
 
 /* A layer of the shape; the elements that are trained in all of them. */
+/* Whether the command line names what has adapters: linears, and no experts. */
+static bool names_targets(const bench_run *run)
+{
+    static const char key[] = "lora_target_modules=[";
+    for (int i = 0; i < run->override_count; i++)
+        if (!strncmp(run->overrides[i], key, sizeof key - 1))
+            return true;
+    return false;
+}
+
 static double set_layer(llama_layer *layer, const bench_run *run, const bench_result *r)
 {
     const bench_shape *s = &run->shape;
-    const tsr_model_config config = {.hidden_size = (uint64_t)s->d,
-                                     .intermediate_size = (uint64_t)s->f,
-                                     .head_count = (uint64_t)s->heads,
-                                     .kv_head_count = (uint64_t)s->kv_heads,
-                                     .head_dim = (uint64_t)s->head_dim};
     const tsr_work_linear like = {
         .r = (double)run->r, .dora = run->dora, .nf4 = r->nf4, .drops = r->dropout > 0};
+    tsr_model_config config;
+    if (bench_config_make(&config, run) < 0)
+        return 0; /* a shape that runs can be described */
     double elements = 0;
     if (llama_layer_make(layer, &config, like, 2, r->fp8) < 0)
         return 0; /* a shape that runs can be described */
+    for (int i = 0; i < layer->block.stack_count && names_targets(run); i++)
+        layer->layer.stack[i].r = 0;
+    for (int i = 0; i < layer->block.stack_count; i++) {
+        const tsr_stack *x = &layer->block.stack[i];
+        elements += (double)s->layers * (double)x->experts * layer->layer.stack[i].r *
+                    (double)(x->in + x->out);
+    }
     for (int i = 0; i < layer->block.matrix_count; i++) {
         const tsr_work_linear *x = &layer->layer.linear[i];
         elements += (double)s->layers * (x->r * (x->in + x->out) + (run->dora ? x->out : 0));
