@@ -111,7 +111,8 @@ static void read_shape(bench *b)
         .head_dim = (uint64_t)head_dim};
     b->layers = number(config, "num_hidden_layers");
     b->vocabulary = number(config, "vocab_size");
-    if (llama_layer_make(&b->layer, &shape, (tsr_work_linear){.r = RANK}, sizeof(float), false) < 0)
+    if (llama_layer_make(&b->layer, &shape, 0, (tsr_work_linear){.r = RANK}, sizeof(float), false) <
+        0)
         die("%s", tsr_last_error());
     b->layer.layer.tokens = tokens;
     b->layer.layer.pairs = tokens * (ROW_TOKENS + 1) / 2;

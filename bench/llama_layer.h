@@ -32,13 +32,13 @@ static inline void llama_layer_program(llama_layer *l, bool first, tsr_keep keep
     l->layer.program = &l->program;
 }
 
-/* *out is written; `like` is what every linear has beside its sides, and every stack of experts. */
+/* *out, of layer `index`, is written; `like` is what every linear has beside its sides, and every stack of experts. */
 static inline tsr_status llama_layer_make(llama_layer *out, const tsr_model_config *config,
-                                          tsr_work_linear like, double element, bool fp8)
+                                          int index, tsr_work_linear like, double element, bool fp8)
 {
     *out = (llama_layer){.layer = {.element = element, .fp8 = fp8}};
-    TSR_TRY(config->arch ? tsr_arch_block(&out->block, config, 0)
-                         : tsr_decoder_block(&out->block, config, 0));
+    TSR_TRY(config->arch ? tsr_arch_block(&out->block, config, index)
+                         : tsr_decoder_block(&out->block, config, index));
     for (int i = 0; i < out->block.matrix_count; i++) {
         out->layer.linear[i] = like;
         out->layer.linear[i].in = (double)out->block.matrix[i].in;

@@ -29,7 +29,7 @@ typedef struct {
     const char *name, *type, *class; /* "llama3-8b", "llama", "LlamaForCausalLM" */
     int64_t d, f, layers, heads, kv_heads, head_dim, vocabulary, positions;
     double rope_theta, eps;
-    const char *more; /* of config.json, or NULL */
+    const char *more; /* what else the family has in config.json */
 } bench_shape;
 
 /* NULL: unknown. */

@@ -15,23 +15,42 @@
 
 #define STEPS_OF_ROWS 4 /* the rows of so many steps differ; then they come again */
 
-#define LLAMA "llama", "LlamaForCausalLM"
-#define QWEN3 "qwen3", "Qwen3ForCausalLM"
+#define PLAIN      "\"attention_bias\":false"
+#define LLAMA      "llama", "LlamaForCausalLM"
+#define QWEN3      "qwen3", "Qwen3ForCausalLM"
+#define QWEN3_MOE  "qwen3_moe", "Qwen3MoeForCausalLM"
+#define QWEN3_5    "qwen3_5_text", "Qwen3_5ForCausalLM"
+#define GPT_OSS    "gpt_oss", "GptOssForCausalLM"
+#define DELTA_RULE "\"linear_num_key_heads\":16,\"linear_num_value_heads\":32"
+#define YARN                                                                                       \
+    "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32.0,\"beta_fast\":32.0,\"beta_slow\":1." \
+    "0,"                                                                                           \
+    "\"truncate\":false,\"original_max_position_embeddings\":4096}"
+#define MXFP4 "\"quantization_config\":{\"quant_method\":\"mxfp4\"}"
 
 static const bench_shape shapes[] = {
-    {"llama3-8b", LLAMA, 4096, 14336, 32, 32, 8, 128, 128256, 131072, 500000, 1e-5, NULL},
-    {"llama2-7b", LLAMA, 4096, 11008, 32, 32, 32, 128, 32000, 4096, 10000, 1e-5, NULL},
-    {"qwen3-8b", QWEN3, 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1000000, 1e-6, NULL},
-    {"llama3-70b", LLAMA, 8192, 28672, 80, 64, 8, 128, 128256, 131072, 500000, 1e-5, NULL},
-    {"qwen3-30b-a3b", "qwen3_moe", "Qwen3MoeForCausalLM", 2048, 6144, 48, 32, 4, 128, 151936, 40960,
-     1000000, 1e-6,
-     "\"num_experts\":128,\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,"
-     "\"norm_topk_prob\":true"},
-    {"tiny", LLAMA, 256, 704, 6, 4, 2, 64, 4096, 2048, 500000, 1e-5, NULL},
-    {"tiny-moe", "qwen3_moe", "Qwen3MoeForCausalLM", 256, 704, 4, 4, 2, 64, 4096, 2048, 500000,
-     1e-6,
-     "\"num_experts\":16,\"num_experts_per_tok\":4,\"moe_intermediate_size\":128,"
-     "\"norm_topk_prob\":true"},
+    {"llama3-8b", LLAMA, 4096, 14336, 32, 32, 8, 128, 128256, 131072, 500000, 1e-5, PLAIN},
+    {"llama2-7b", LLAMA, 4096, 11008, 32, 32, 32, 128, 32000, 4096, 10000, 1e-5, PLAIN},
+    {"qwen3-8b", QWEN3, 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1000000, 1e-6, PLAIN},
+    {"llama3-70b", LLAMA, 8192, 28672, 80, 64, 8, 128, 128256, 131072, 500000, 1e-5, PLAIN},
+    {"qwen3-30b-a3b", QWEN3_MOE, 2048, 6144, 48, 32, 4, 128, 151936, 40960, 1000000, 1e-6,
+     PLAIN ",\"num_experts\":128,\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,"
+           "\"norm_topk_prob\":true"},
+    {"qwen3.5-9b", QWEN3_5, 4096, 12288, 32, 16, 4, 256, 248320, 262144, 10000000, 1e-6,
+     PLAIN "," DELTA_RULE},
+    {"gpt-oss-20b", GPT_OSS, 2880, 2880, 24, 64, 8, 64, 201088, 131072, 150000, 1e-5,
+     "\"num_local_experts\":32,\"num_experts_per_tok\":4," YARN "," MXFP4},
+    {"gpt-oss-120b", GPT_OSS, 2880, 2880, 36, 64, 8, 64, 201088, 131072, 150000, 1e-5,
+     "\"num_local_experts\":128,\"num_experts_per_tok\":4," YARN "," MXFP4},
+    {"tiny", LLAMA, 256, 704, 6, 4, 2, 64, 4096, 2048, 500000, 1e-5, PLAIN},
+    {"tiny-moe", QWEN3_MOE, 256, 704, 4, 4, 2, 64, 4096, 2048, 500000, 1e-6,
+     PLAIN ",\"num_experts\":16,\"num_experts_per_tok\":4,\"moe_intermediate_size\":128,"
+           "\"norm_topk_prob\":true"},
+    {"tiny-gpt-oss", GPT_OSS, 256, 192, 4, 4, 2, 64, 4096, 2048, 150000, 1e-5,
+     "\"num_local_experts\":16,\"num_experts_per_tok\":4," YARN "," MXFP4},
+    {"tiny-qwen3.5", QWEN3_5, 256, 704, 4, 4, 2, 64, 4096, 2048, 10000000, 1e-6,
+     PLAIN ",\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"linear_key_head_dim\":32,"
+           "\"linear_value_head_dim\":32"},
 };
 
 #define SHAPES (sizeof shapes / sizeof *shapes)
@@ -46,7 +65,8 @@ const bench_shape *bench_shape_find(const char *name)
 
 const char *bench_shape_names(void)
 {
-    return "llama3-8b, llama2-7b, qwen3-8b, llama3-70b, qwen3-30b-a3b, tiny, tiny-moe";
+    return "llama3-8b, llama2-7b, qwen3-8b, llama3-70b, qwen3-30b-a3b, qwen3.5-9b, gpt-oss-20b, "
+           "gpt-oss-120b, tiny, tiny-moe, tiny-gpt-oss, tiny-qwen3.5";
 }
 
 static FILE *create(const bench_run *run, const char *name)
@@ -70,17 +90,17 @@ static int finish(FILE *file, const char *name)
 
 static void put_config(tsr_text *out, const bench_shape *s)
 {
-    tsr_text_printf(
-        out,
-        "{\"architectures\":[\"%s\"],\"model_type\":\"%s\",\"hidden_size\":%" PRId64
-        ",\"intermediate_size\":%" PRId64 ",\"num_hidden_layers\":%" PRId64
-        ",\"num_attention_heads\":%" PRId64 ",\"num_key_value_heads\":%" PRId64
-        ",\"head_dim\":%" PRId64 ",\"vocab_size\":%" PRId64 ",\"max_position_embeddings\":%" PRId64
-        ",\"hidden_act\":\"silu\",\"rms_norm_eps\":%g,\"rope_theta\":%.1f,"
-        "\"tie_word_embeddings\":false,\"attention_bias\":false,\"torch_dtype\":\"bfloat16\"%s%s}"
-        "\n",
-        s->class, s->type, s->d, s->f, s->layers, s->heads, s->kv_heads, s->head_dim, s->vocabulary,
-        s->positions, s->eps, s->rope_theta, s->more ? "," : "", s->more ? s->more : "");
+    tsr_text_printf(out,
+                    "{\"architectures\":[\"%s\"],\"model_type\":\"%s\",\"hidden_size\":%" PRId64
+                    ",\"intermediate_size\":%" PRId64 ",\"num_hidden_layers\":%" PRId64
+                    ",\"num_attention_heads\":%" PRId64 ",\"num_key_value_heads\":%" PRId64
+                    ",\"head_dim\":%" PRId64 ",\"vocab_size\":%" PRId64
+                    ",\"max_position_embeddings\":%" PRId64
+                    ",\"hidden_act\":\"silu\",\"rms_norm_eps\":%g,\"rope_theta\":%.1f,"
+                    "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\",%s}"
+                    "\n",
+                    s->class, s->type, s->d, s->f, s->layers, s->heads, s->kv_heads, s->head_dim,
+                    s->vocabulary, s->positions, s->eps, s->rope_theta, s->more);
 }
 
 tsr_status bench_config_make(tsr_model_config *out, const bench_run *run)

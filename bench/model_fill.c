@@ -3,7 +3,7 @@
  *
  * Random pieces of one pool are written over and over, so that filling costs little more than the
  * copies: the pool holds 2^24 numbers of N(0, 0.02), as bf16 and quantized to NF4 with fp32 and
- * 8-bit scales. Codes and scales are drawn apart from each other, and all nested scales are the
+ * 8-bit scales; MXFP4's codes are those of NF4 read as e2m1. Codes and scales are drawn apart from each other, and all nested scales are the
  * same, which leaves the numbers normal in all that matters for time.
  */
 #include "base/philox.h"
@@ -18,10 +18,12 @@
 #define POOL_BLOCKS   (POOL_ELEMENTS / TSR_NF4_BLOCK)
 #define PIECE_BYTES   ((uint64_t)4 << 20)
 #define DEVIATION     0.02f
+#define MXFP4_POWER   120 /* 2^-7: e2m1's 6 times that is 0.047 */
 
 typedef struct {
     uint16_t *normal, *norm; /* bf16: N(0, 0.02), and N(1, 0.02) for the weights of norms */
     uint8_t *codes, *scales; /* scales: 8-bit */
+    uint8_t *powers;         /* MXFP4's scales: the largest of a block is some 2.5 deviations */
     float *absmax, *nested;  /* nested: one value, TSR_NF4_NESTED_BLOCK times */
     float offset;
     uint64_t drawn;
@@ -34,9 +36,10 @@ static tsr_status take_pool(pool *p)
     p->norm = malloc(POOL_ELEMENTS * sizeof *p->norm);
     p->codes = malloc(POOL_ELEMENTS / 2);
     p->scales = malloc(POOL_BLOCKS);
+    p->powers = malloc(POOL_BLOCKS);
     p->absmax = malloc(POOL_BLOCKS * sizeof *p->absmax);
     p->nested = malloc(POOL_BLOCKS / TSR_NF4_NESTED_BLOCK * sizeof *p->nested);
-    if (!p->normal || !p->norm || !p->codes || !p->scales || !p->absmax || !p->nested)
+    if (!p->normal || !p->norm || !p->codes || !p->scales || !p->powers || !p->absmax || !p->nested)
         return tsr_fail(TSR_ENOMEM, "out of memory for random weights");
     return TSR_OK;
 }
@@ -75,6 +78,8 @@ static tsr_status fill_pool(pool *p)
     tsr_nf4_nest_absmax(p->scales, p->nested, p->absmax, POOL_BLOCKS, 0, POOL_BLOCKS, p->offset);
     for (uint64_t i = 1; i < POOL_BLOCKS / TSR_NF4_NESTED_BLOCK; i++)
         p->nested[i] = p->nested[0];
+    for (uint64_t i = 0; i < POOL_BLOCKS; i++)
+        p->powers[i] = (uint8_t)(MXFP4_POWER - tsr_mix(i) % 2);
     return TSR_OK;
 }
 
@@ -126,6 +131,8 @@ static tsr_status fill_segment(tsr_job *job, pool *p, int unit, int segment)
         return put(job->device, p, place.data, bytes, p->codes, POOL_ELEMENTS / 2,
                    TSR_NF4_GRANULE_CODE_BYTES);
     case TSR_SEGMENT_ABSMAX:
+        if (s->of_stack && parts->stack[s->stack_index].mxfp4)
+            return put(job->device, p, place.data, bytes, p->powers, POOL_BLOCKS, 1);
         if (small_scales)
             return put(job->device, p, place.data, bytes, p->scales, POOL_BLOCKS, 1);
         return put(job->device, p, place.data, bytes, p->absmax, POOL_BLOCKS * sizeof(float),

@@ -32,20 +32,28 @@ static void add_operation(void *user, const tsr_work_op *op)
     sum->seconds += seconds;
 }
 
-/* Tokens, and pairs of them that see each other, over all documents. */
-static double count_pairs(double *tokens, const bench_run *run)
+/* Tokens, and pairs of them that see each other, over all documents; window 0: all before a token. */
+static double count_pairs(double *tokens, const bench_run *run, double window)
 {
     double pairs = 0;
     *tokens = 0;
     for (int64_t i = 0; i < run->row_count; i++) {
         double length = (double)run->row[i];
-        pairs += length * (length + 1) / 2;
+        double most = window > 0 && window < length ? window : length;
+        pairs += most * (most + 1) / 2 + (length - most) * most;
         *tokens += length;
     }
     return pairs;
 }
 
-/* A layer of the shape; the elements that are trained in all of them. */
+static double window_of(const tsr_block *block)
+{
+    for (int i = 0; i < block->node_count; i++)
+        if (block->node[i].kind == &tsr_node_attention)
+            return block->node[i].spec.attention.window;
+    return 0;
+}
+
 /* Whether the command line names what has adapters: linears, and no experts. */
 static bool names_targets(const bench_run *run)
 {
@@ -56,27 +64,25 @@ static bool names_targets(const bench_run *run)
     return false;
 }
 
-static double set_layer(llama_layer *layer, const bench_run *run, const bench_result *r)
+/* Layer `index` of the shape; returns the elements that are trained in it. */
+static double set_layer(llama_layer *layer, const tsr_model_config *config, int index,
+                        const bench_run *run, const bench_result *r)
 {
-    const bench_shape *s = &run->shape;
     const tsr_work_linear like = {
         .r = (double)run->r, .dora = run->dora, .nf4 = r->nf4, .drops = r->dropout > 0};
-    tsr_model_config config;
-    if (bench_config_make(&config, run) < 0)
-        return 0; /* a shape that runs can be described */
     double elements = 0;
-    if (llama_layer_make(layer, &config, like, 2, r->fp8) < 0)
+    if (llama_layer_make(layer, config, index, like, 2, r->fp8) < 0)
         return 0; /* a shape that runs can be described */
-    for (int i = 0; i < layer->block.stack_count && names_targets(run); i++)
-        layer->layer.stack[i].r = 0;
     for (int i = 0; i < layer->block.stack_count; i++) {
         const tsr_stack *x = &layer->block.stack[i];
-        elements += (double)s->layers * (double)x->experts * layer->layer.stack[i].r *
-                    (double)(x->in + x->out);
+        tsr_work_stack *work = &layer->layer.stack[i];
+        work->nf4 |= config->mxfp4;
+        work->r = names_targets(run) ? 0 : work->r;
+        elements += (double)x->experts * work->r * (double)(x->in + x->out);
     }
     for (int i = 0; i < layer->block.matrix_count; i++) {
         const tsr_work_linear *x = &layer->layer.linear[i];
-        elements += (double)s->layers * (x->r * (x->in + x->out) + (run->dora ? x->out : 0));
+        elements += x->r * (x->in + x->out) + (run->dora ? x->out : 0);
     }
     return elements;
 }
@@ -86,9 +92,13 @@ static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *
 {
     static llama_layer l;
     const bench_shape *s = &run->shape;
-    double elements = set_layer(&l, run, r);
-    l.layer.pairs = count_pairs(&l.layer.tokens, run);
+    tsr_model_config config;
+    double elements = 0;
+    if (bench_config_make(&config, run) < 0)
+        return; /* a shape that runs can be described */
     for (int i = 0; i < s->layers; i++) {
+        elements += set_layer(&l, &config, i, run, r);
+        l.layer.pairs = count_pairs(&l.layer.tokens, run, window_of(&l.block));
         llama_layer_program(&l, i == 0, r->keep[i]);
         l.layer.last = i == s->layers - 1;
         tsr_work_norm(&l.layer, add_operation, sum);

@@ -214,7 +214,7 @@ static const char *kept_last(double length, bool dora)
                                      .kv_head_count = 8,
                                      .head_dim = 128};
     const tsr_work_rates card = {684.5e12, 4192e9, 440.5e12, 324.1e12, 1218e12};
-    assert_int_equal(llama_layer_make(&l, &config,
+    assert_int_equal(llama_layer_make(&l, &config, 0,
                                       (tsr_work_linear){.r = 16, .dora = dora, .nf4 = true}, 2,
                                       false),
                      TSR_OK);

@@ -63,7 +63,7 @@ static const struct {
 static void make(llama_layer *l, const tsr_model_config *config, tsr_work_linear like,
                  double element, bool fp8)
 {
-    assert_int_equal(llama_layer_make(l, config, like, element, fp8), TSR_OK);
+    assert_int_equal(llama_layer_make(l, config, 0, like, element, fp8), TSR_OK);
     llama_layer_program(l, false, TSR_KEEP_ALL);
 }
 
