@@ -12,6 +12,9 @@ GEMMA = {"sliding_window": 16, "layer_types": ["sliding_attention", "sliding_att
 QWEN2 = {key: value for key, value in TEXT.items() if key != "head_dim"}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
 
+QWEN3_5 = {**TEXT, "layer_types": ["linear_attention", "linear_attention", "full_attention"], "linear_num_key_heads": 2,
+           "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
+
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14,
          "image_size": 28}
 QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
@@ -24,6 +27,9 @@ MODELS = {
     "mistral": {**TEXT, "sliding_window": 16},
     "qwen2": QWEN2,
     "qwen3": TEXT,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": {**QWEN3_5, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+                         "shared_expert_intermediate_size": 24},
     "gemma3": {"text_config": {**TEXT, **GEMMA, "query_pre_attn_scalar": 16}, "vision_config": TOWER,
                "mm_tokens_per_image": 4, "image_token_index": 290, "boi_token_index": 291, "eoi_token_index": 292},
     "gemma4": {"text_config": {**TEXT, **GEMMA, "vocab_size_per_layer_input": 300, "hidden_size_per_layer_input": 8},

@@ -327,6 +327,18 @@ static tsr_status apply_key(const selection *s, const char *pattern_name,
     return status;
 }
 
+tsr_status tsr_adapter_key_matches(bool *out, const char *pattern_name, const char *key,
+                                   const char *path)
+{
+    tsr_path_regex *regex;
+    tsr_regex_budget budget;
+    TSR_TRY(tsr_path_regex_create(&regex, pattern_name, key, true));
+    tsr_regex_budget_begin(&budget, strlen(path), 1);
+    tsr_status status = tsr_path_regex_match(out, regex, &budget, path);
+    tsr_path_regex_free(regex);
+    return status;
+}
+
 /* value[i] for every module: the pattern's, else `fallback`, or of_experts; said[i]: it is one of the first two. */
 static tsr_status apply_pattern(double *value, bool *said, const selection *s, const char *name,
                                 const tsr_adapter_pattern *pattern, uint64_t count, double fallback,

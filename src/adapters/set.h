@@ -107,4 +107,8 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
 
 void tsr_adapter_set_free(tsr_adapter_set *set);
 
+/* Whether a pattern's key, of `pattern_name`, means a module. TSR_ECONFIG: it is no regular expression. */
+tsr_status tsr_adapter_key_matches(bool *out, const char *pattern_name, const char *key,
+                                   const char *path);
+
 #endif

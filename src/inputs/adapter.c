@@ -1,6 +1,7 @@
 #include "inputs/adapter.h"
 
 #include "inputs/adapter_experts.h"
+#include "inputs/adapter_linears.h"
 #include "inputs/adapter_tables.h"
 
 #include "base/auto.h"
@@ -540,6 +541,8 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
             status =
                 tsr_adapter_experts_join(adapter.init, modules, module_count, config->init_adapter);
         if (status == TSR_OK)
+            status = tsr_adapter_linears_take(adapter.init, of.item, module_count);
+        if (status == TSR_OK)
             status = from_peft(&adapter, config, &of);
     } else if (needed) {
         status = from_config(&adapter, config);
@@ -555,6 +558,8 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
         status = tsr_adapter_experts_agree(&adapter, config, of.item, module_count);
     if (status == TSR_OK && adapter.present && composite)
         status = name_each(&adapter, modules);
+    if (status == TSR_OK && adapter.present)
+        status = tsr_adapter_linears_name(&adapter, modules, module_count);
     if (status == TSR_OK && adapter.init)
         status = tsr_adapter_experts_name(&adapter, modules);
     if (status == TSR_OK && adapter.init)
@@ -604,6 +609,7 @@ void tsr_train_adapter_close(tsr_train_adapter *adapter)
 {
     tsr_peft_close(adapter->init);
     tsr_adapter_set_free(&adapter->set);
+    tsr_adapter_linears_free(adapter);
     free(adapter->patterns);
     *adapter = (tsr_train_adapter){0};
 }
@@ -626,17 +632,23 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
     const tsr_adapter_spec *spec = &adapter->spec;
     const tsr_adapter_set *set = &adapter->set;
     uint64_t own_ranks = spec->rank_pattern_count, own_alphas = spec->alpha_pattern_count;
-    uint64_t ranks = own_ranks + set->expert_r_count, alphas = own_alphas + set->expert_alpha_count;
+    uint64_t of_ranks = own_ranks + adapter->linear_r_count;
+    uint64_t of_alphas = own_alphas + adapter->linear_alpha_count;
+    uint64_t ranks = of_ranks + set->expert_r_count, alphas = of_alphas + set->expert_alpha_count;
     tsr_peft_pattern *patterns = calloc(ranks + alphas + 1, sizeof *patterns);
     if (!patterns)
         return tsr_fail(TSR_ENOMEM, "out of memory for the adapter's patterns");
     /* The scale stays what it is: alpha / r, or alpha / sqrt(r). */
     bool twice = tsr_train_adapter_is_principal(adapter);
-    double by_alpha = !twice ? 1 : spec->rslora ? sqrt(2) : 2;
-    put_patterns(patterns, adapter->spec.rank_pattern, own_ranks, twice ? 2 : 1);
-    put_patterns(patterns + own_ranks, set->expert_r, set->expert_r_count, 1);
-    put_patterns(patterns + ranks, adapter->spec.alpha_pattern, own_alphas, by_alpha);
-    put_patterns(patterns + ranks + own_alphas, set->expert_alpha, set->expert_alpha_count, 1);
+    double by_alpha = !twice ? 1 : spec->rslora ? sqrt(2) : 2, by_r = twice ? 2 : 1;
+    tsr_peft_pattern *of_alpha = patterns + ranks;
+    put_patterns(patterns, spec->rank_pattern, own_ranks, by_r);
+    put_patterns(patterns + own_ranks, adapter->linear_r, adapter->linear_r_count, by_r);
+    put_patterns(patterns + of_ranks, set->expert_r, set->expert_r_count, 1);
+    put_patterns(of_alpha, spec->alpha_pattern, own_alphas, by_alpha);
+    put_patterns(of_alpha + own_alphas, adapter->linear_alpha, adapter->linear_alpha_count,
+                 by_alpha);
+    put_patterns(of_alpha + of_alphas, set->expert_alpha, set->expert_alpha_count, 1);
     *out = (tsr_peft_config){
         .base_model_name_or_path = (char *)config->model_name_or_path,
         .r = twice ? 2 * spec->r : spec->r,

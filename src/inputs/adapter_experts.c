@@ -1,5 +1,7 @@
 #include "inputs/adapter_experts.h"
 
+#include "inputs/adapter_linears.h"
+
 #include "base/auto.h"
 #include "base/log.h"
 
@@ -333,23 +335,16 @@ const char *tsr_adapter_experts_note(const tsr_train_adapter *adapter,
                    : "and all experts, which PEFT's leaves out (all-linear-peft)";
 }
 
-/* PEFT takes these names for experts' (adapters/set_experts.c), so it does not read such an adapter. */
 static void warn_of_names(const tsr_train_adapter *adapter, const tsr_adapter_module *modules,
                           uint64_t module_count)
 {
-    bool linears = were_linears(modules, module_count);
-    for (uint64_t i = 0; linears && i < adapter->set.count; i++) {
-        const char *path = modules[adapter->set.adapter[i].module].path;
-        if (adapter->set.adapter[i].experts ||
-            !(ends_in(path, "gate_proj") || ends_in(path, "up_proj") || ends_in(path, "down_proj")))
-            continue;
+    const char *path = tsr_adapter_linears_unread(adapter, modules, module_count);
+    if (path)
         tsr_log(TSR_LOG_WARNING,
-                "PEFT 0.21 takes the name of %s for the experts', and does not read an adapter on "
-                "it; name it in exclude_modules, or write lora_target_modules: all-linear-peft, "
-                "for one that PEFT reads",
+                "PEFT 0.21 takes the name of %s for the experts', and reads no adapter on it that "
+                "has DoRA or dropout; name it in exclude_modules, or write use_dora: false and "
+                "lora_dropout: 0, for one that PEFT reads",
                 path);
-        return;
-    }
 }
 
 tsr_status tsr_adapter_experts_agree(const tsr_train_adapter *adapter, const tsr_config *config,

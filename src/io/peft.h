@@ -121,6 +121,13 @@ tsr_status tsr_peft_join(tsr_peft *peft, const tsr_peft_joint *joint);
 tsr_status tsr_peft_add_parameter(tsr_peft *peft, const char *name, uint64_t r, double alpha);
 void tsr_peft_drop_target(tsr_peft *peft, uint64_t index);
 
+/* The other way: a name in target_modules, one less in target_parameters. */
+tsr_status tsr_peft_add_target(tsr_peft *peft, const char *name);
+void tsr_peft_drop_parameter(tsr_peft *peft, uint64_t index);
+
+/* A key of rank_pattern, or of alpha_pattern, becomes another; NULL: the pattern is without it. */
+tsr_status tsr_peft_rename_key(tsr_peft *peft, bool alpha, uint64_t index, const char *key);
+
 /* Elements [first, first + count) of a joined A [experts, parts r, in], or of B [experts, out, parts r]. */
 tsr_status tsr_peft_read_joined(float *out, const tsr_peft_module *module, bool is_b,
                                 uint64_t first, uint64_t count);

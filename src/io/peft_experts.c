@@ -117,18 +117,32 @@ static tsr_status add_pattern(tsr_peft_pattern **to, uint64_t *count, const char
     return TSR_OK;
 }
 
-tsr_status tsr_peft_add_parameter(tsr_peft *peft, const char *name, uint64_t r, double alpha)
+static tsr_status add_name(tsr_peft_match *to, const char *name)
 {
-    tsr_peft_config *c = &peft->config;
-    char **grown = realloc(c->parameter.names, (c->parameter.count + 1) * sizeof *grown);
+    char **grown = realloc(to->names, (to->count + 1) * sizeof *grown);
     char *copy = strdup(name);
     if (grown)
-        c->parameter.names = grown;
+        to->names = grown;
     if (!grown || !copy) {
         free(copy);
         return tsr_fail(TSR_ENOMEM, "no memory for the adapter of %s", name);
     }
-    grown[c->parameter.count++] = copy;
+    grown[to->count++] = copy;
+    return TSR_OK;
+}
+
+static void drop_name(tsr_peft_match *from, uint64_t index)
+{
+    free(from->names[index]);
+    from->count--;
+    memmove(from->names + index, from->names + index + 1,
+            (from->count - index) * sizeof *from->names);
+}
+
+tsr_status tsr_peft_add_parameter(tsr_peft *peft, const char *name, uint64_t r, double alpha)
+{
+    tsr_peft_config *c = &peft->config;
+    TSR_TRY(add_name(&c->parameter, name));
     if (r != c->r)
         TSR_TRY(add_pattern(&c->rank_pattern, &c->rank_pattern_count, name, (double)r));
     return alpha == c->lora_alpha
@@ -138,11 +152,34 @@ tsr_status tsr_peft_add_parameter(tsr_peft *peft, const char *name, uint64_t r, 
 
 void tsr_peft_drop_target(tsr_peft *peft, uint64_t index)
 {
-    tsr_peft_match *target = &peft->config.target;
-    free(target->names[index]);
-    target->count--;
-    memmove(target->names + index, target->names + index + 1,
-            (target->count - index) * sizeof *target->names);
+    drop_name(&peft->config.target, index);
+}
+
+tsr_status tsr_peft_add_target(tsr_peft *peft, const char *name)
+{
+    return add_name(&peft->config.target, name);
+}
+
+void tsr_peft_drop_parameter(tsr_peft *peft, uint64_t index)
+{
+    drop_name(&peft->config.parameter, index);
+}
+
+tsr_status tsr_peft_rename_key(tsr_peft *peft, bool alpha, uint64_t index, const char *key)
+{
+    tsr_peft_config *c = &peft->config;
+    tsr_peft_pattern *pattern = alpha ? c->alpha_pattern : c->rank_pattern;
+    uint64_t *count = alpha ? &c->alpha_pattern_count : &c->rank_pattern_count;
+    char *copy = key ? strdup(key) : NULL;
+    if (key && !copy)
+        return tsr_fail(TSR_ENOMEM, "no memory for the adapter of %s", key);
+    free(pattern[index].key);
+    pattern[index].key = copy;
+    if (copy)
+        return TSR_OK;
+    (*count)--;
+    memmove(pattern + index, pattern + index + 1, (*count - index) * sizeof *pattern);
+    return TSR_OK;
 }
 
 /* Elements from `at` on, no more than `most`, that lie in one row of one part: of a joined A or B. Returns how many. */

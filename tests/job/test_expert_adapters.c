@@ -238,6 +238,68 @@ static void test_linears(void **state)
     free(each);
 }
 
+/* ---- linears beside the experts ---- */
+
+#define PATTERNS                                                                                   \
+    "lora_r: 4\nrank_pattern: {gate_proj: 2}\nalpha_pattern: {shared_experts.up_proj: 5}\n"
+
+static void same_file(const char *x, const char *y)
+{
+    uint64_t bytes, other_bytes;
+    char *one = read_whole(&bytes, x), *other = read_whole(&other_bytes, y);
+    assert_int_equal(bytes, other_bytes);
+    assert_memory_equal(one, other, bytes);
+    free(one);
+    free(other);
+}
+
+/* PEFT takes gate_proj, up_proj and down_proj for the experts': these are named by their weights, in and out. */
+static void test_beside(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "mlp.down_proj.weight",
+        "mlp.experts.down_proj",
+        "mlp.experts.gate_up_proj",
+        "mlp.gate_proj.weight",
+        "mlp.shared_experts.down_proj.weight",
+        "mlp.shared_experts.gate_proj.weight",
+        "mlp.shared_experts.up_proj.weight",
+        "mlp.up_proj.weight",
+    };
+    char config[4096];
+    job_result result;
+    tsr_peft *peft;
+    configure(config, "glm4_moe", NULL, PATTERNS);
+    run_well(&result, 1, config, "beside", NULL);
+    job_result_free(&result);
+    assert_int_equal(tsr_peft_open(&peft, scratch_path("beside")), TSR_OK);
+    const tsr_peft_config *c = tsr_peft_config_of(peft);
+    assert_int_equal(c->target.count, 4); /* attention's */
+    assert_int_equal(c->parameter.count, 8);
+    for (int i = 0; i < 8; i++)
+        assert_string_equal(c->parameter.names[i], names[i]);
+    assert_int_equal(c->rank_pattern_count, 4); /* as given, and of each linear */
+    assert_string_equal(c->rank_pattern[1].key, "model.layers.0.mlp.gate_proj.weight");
+    assert_true(c->rank_pattern[1].value == 2);
+    tsr_peft_close(peft);
+    /* It is read back with the job's own keys beside it, and without. */
+    static const char *const keys[] = {STILL PATTERNS, STILL "overwrite_output_dir: true\n"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        configure(config, "glm4_moe", scratch_path("beside"), keys[i]);
+        run_well(&result, job_ranks(2), config, "again", NULL);
+        job_result_free(&result);
+        same_tensors(scratch_path("beside"), scratch_path("again"));
+        same_file(scratch_path("beside/adapter_config.json"),
+                  scratch_path("again/adapter_config.json"));
+    }
+    configure(config, "glm4_moe", scratch_path("beside"), STILL "rank_pattern: {gate_proj: 3}\n");
+    job_run(&result, 1, config);
+    assert_int_equal(result.status, TSR_ECONFIG);
+    assert_non_null(strstr(result.message, "rank_pattern"));
+    job_result_free(&result);
+}
+
 /* ---- what is refused ---- */
 
 static void refuse(const char *config, tsr_status status, const char *const *words)
@@ -337,6 +399,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_resume, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_round_trip, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_linears, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_beside, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused_keys, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused_files, scratch_setup, scratch_teardown),
     };
