@@ -25,6 +25,7 @@ typedef struct {
     uint8_t *codes, *scales; /* scales: 8-bit */
     uint8_t *powers;         /* MXFP4's scales: the largest of a block is some 2.5 deviations */
     float *absmax, *nested;  /* nested: one value, TSR_NF4_NESTED_BLOCK times */
+    float *wide;             /* N(1, 0.02), for vectors that are kept in fp32 */
     float offset;
     uint64_t drawn;
     bool filled;
@@ -34,12 +35,14 @@ static tsr_status take_pool(pool *p)
 {
     p->normal = malloc(POOL_ELEMENTS * sizeof *p->normal);
     p->norm = malloc(POOL_ELEMENTS * sizeof *p->norm);
+    p->wide = malloc(POOL_ELEMENTS * sizeof *p->wide);
     p->codes = malloc(POOL_ELEMENTS / 2);
     p->scales = malloc(POOL_BLOCKS);
     p->powers = malloc(POOL_BLOCKS);
     p->absmax = malloc(POOL_BLOCKS * sizeof *p->absmax);
     p->nested = malloc(POOL_BLOCKS / TSR_NF4_NESTED_BLOCK * sizeof *p->nested);
-    if (!p->normal || !p->norm || !p->codes || !p->scales || !p->powers || !p->absmax || !p->nested)
+    if (!p->normal || !p->norm || !p->wide || !p->codes || !p->scales || !p->powers || !p->absmax ||
+        !p->nested)
         return tsr_fail(TSR_ENOMEM, "out of memory for random weights");
     return TSR_OK;
 }
@@ -59,19 +62,16 @@ static void draw_normal(float *out, uint64_t count, uint64_t seed)
 
 static tsr_status fill_pool(pool *p)
 {
-    float *values = malloc(POOL_ELEMENTS * sizeof *values);
+    float *values = p->wide;
     double sum = 0;
-    if (!values)
-        return tsr_fail(TSR_ENOMEM, "out of memory for random weights");
     draw_normal(values, POOL_ELEMENTS, 20241);
     for (uint64_t i = 0; i < POOL_ELEMENTS; i++) {
         p->normal[i] = tsr_f32_to_bf16(values[i]);
         p->norm[i] = tsr_f32_to_bf16(1 + values[i]);
     }
-    tsr_status status = tsr_nf4_quantize(p->codes, p->absmax, values, TSR_F32, POOL_ELEMENTS);
-    free(values);
-    if (status < 0)
-        return status;
+    TSR_TRY(tsr_nf4_quantize(p->codes, p->absmax, values, TSR_F32, POOL_ELEMENTS));
+    for (uint64_t i = 0; i < POOL_ELEMENTS; i++)
+        values[i] += 1;
     for (uint64_t i = 0; i < POOL_BLOCKS; i++)
         sum += p->absmax[i];
     p->offset = (float)(sum / (double)POOL_BLOCKS);
@@ -140,6 +140,9 @@ static tsr_status fill_segment(tsr_job *job, pool *p, int unit, int segment)
     case TSR_SEGMENT_PLAIN:
         break;
     }
+    if (s->dtype == TSR_F32)
+        return put(job->device, p, place.data, bytes, p->wide, POOL_ELEMENTS * sizeof *p->wide,
+                   sizeof *p->wide);
     if (s->dtype != TSR_BF16)
         return tsr_fail(TSR_EINTERNAL, "%s is %s, not bf16", s->name, tsr_dtype_name(s->dtype));
     bool norm = parts->linear && is_norm(parts, segment);
