@@ -3,7 +3,8 @@
 
   tools/check_models.py --build build [--model examples/tiny-llama]   adapters of several kinds, with and without nesting
   tools/check_models.py --build build --families                      a small model of every family and class of
-                                                                      docs/models.md, with a trained DoRA of all linears
+                                                                      docs/models.md, with a trained DoRA of all linears,
+                                                                      or where there are experts a LoRA on them too
 Needs tools/requirements.txt and bitsandbytes 0.50.
 Merged: the model's auto class loads the directory; each weight is PEFT's merge_and_unload in fp32 rounded to bf16, up to
 one step of bf16 where the two fp32 values lie on both sides of a rounding's edge (at most 0.1 % of the elements).
@@ -42,7 +43,9 @@ def check_merge(tessera, model, adapter, name, directory):
     from tiny_models import auto_class
     from transformers import AutoTokenizer
     run(tessera, "merge", "/dev/null", f"model_name_or_path={model}", f"init_adapter={adapter}", f"output_dir={directory}")
-    ours = auto_class(directory).from_pretrained(directory)
+    ours, loaded = auto_class(directory).from_pretrained(directory, output_loading_info=True)
+    absent = set(loaded["missing_keys"])  # golden files have no towers: Transformers makes random ones
+    judge(f"{name}: the decoder is all there", all(key.startswith("model.visual.") for key in absent))
     if os.path.exists(os.path.join(model, "tokenizer.json")):
         AutoTokenizer.from_pretrained(directory)
     judge(f"{name}: loaded in bf16", ours.dtype == torch.bfloat16)
@@ -50,6 +53,11 @@ def check_merge(tessera, model, adapter, name, directory):
     peer = PeftModel.from_pretrained(base, adapter).merge_and_unload().state_dict()
     worst, off, total = 0, 0, 0
     for key, weight in ours.state_dict().items():
+        if key in absent:
+            continue
+        if weight.dtype == torch.float32:  # which Transformers keeps so, of a router's correction bias
+            judge(f"{name}: {key}", torch.equal(weight, peer[key]))
+            continue
         expected = peer[key].to(torch.bfloat16)
         steps = (weight.view(torch.int16).int() - expected.view(torch.int16).int()).abs()
         worst, off, total = max(worst, int(steps.max())), off + int((steps > 0).sum()), total + steps.numel()
@@ -122,14 +130,25 @@ def check_kinds(tessera, build, model, directory):
         check_quantize(tessera, build, model, nested, f"nested {nested}", os.path.join(directory, f"nested-{nested}"))
 
 
+def has_experts(model):
+    import json
+    with open(os.path.join(model, "config.json")) as f:
+        config = json.load(f)
+    config = config.get("text_config", config)
+    return any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
 def check_families(tessera, build, directory):
     from tiny_models import families
     for name, model in families(TREE, directory).items():
         work = os.path.join(directory, name)
-        run(tessera, "train", "/dev/null", f"model_name_or_path={model}", f"output_dir={work}/adapter", "lora_r=4", "use_dora=true",
-            "dataset=tests/golden/families/phi3/train.jsonl", "learning_rate=1e-2", "max_steps=8")
+        experts = has_experts(model)
+        run(tessera, "train", "/dev/null", f"model_name_or_path={model}", f"output_dir={work}/adapter", "lora_r=4",
+            f"use_dora={'false' if experts else 'true'}", "dataset=tests/golden/families/phi3/train.jsonl", "learning_rate=1e-2",
+            "max_steps=8")
         check_merge(tessera, model, f"{work}/adapter", name, f"{work}/merged")
-        check_quantize(tessera, build, model, "true", name, work)
+        if not experts:  # Transformers loads none of theirs in 4 bits
+            check_quantize(tessera, build, model, "true", name, work)
 
 
 def main():
