@@ -111,12 +111,12 @@ static tsr_status is_excluded(bool *out, selection *s, uint64_t index, bool targ
     if (s->exclude)
         TSR_TRY(tsr_path_regex_match(out, s->exclude, s->budget, path));
     for (uint64_t i = 0; i < s->spec->exclude.count; i++)
-        *out |= tsr_set_ends_in(path, s->spec->exclude.names[i]);
+        *out |= tsr_adapter_path_ends_in(path, s->spec->exclude.names[i]);
     if (!*out || (!target && holds_linears(s, index)))
         return TSR_OK;
     s->excludes[0] |= s->exclude != NULL;
     for (uint64_t i = 0; i < s->spec->exclude.count; i++)
-        s->excludes[i] |= tsr_set_ends_in(path, s->spec->exclude.names[i]);
+        s->excludes[i] |= tsr_adapter_path_ends_in(path, s->spec->exclude.names[i]);
     return TSR_OK;
 }
 
@@ -131,7 +131,7 @@ static tsr_status is_target(bool *out, const char **name, const selection *s,
     else if (s->target)
         return tsr_path_regex_match(out, s->target, s->budget, module->path);
     for (uint64_t i = 0; i < s->spec->target.count; i++)
-        if (tsr_set_ends_in(module->path, s->spec->target.names[i])) {
+        if (tsr_adapter_path_ends_in(module->path, s->spec->target.names[i])) {
             s->used[i] = true;
             *name = s->spec->target.names[i];
             *out = true;
@@ -224,7 +224,7 @@ static tsr_status list_candidates(tsr_text *out, const selection *s)
     count = 0;
     for (uint64_t i = 0; i < s->module_count; i++)
         if (s->module[i].experts)
-            names[count++] = tsr_set_below_layer(s->module[i].path);
+            names[count++] = tsr_adapter_below_layer(s->module[i].path);
     count = tsr_set_sort_names(names, count);
     for (uint64_t i = 0; i < count; i++)
         tsr_text_printf(out, ", %s", names[i]);

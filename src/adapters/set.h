@@ -107,6 +107,16 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
 
 void tsr_adapter_set_free(tsr_adapter_set *set);
 
+/* PEFT's rule for an entry of a list: the path itself, or its end after a dot. */
+bool tsr_adapter_path_ends_in(const char *path, const char *name);
+
+/* The path below a layer: "mlp.experts.down_proj"; all of it, if it is in none. */
+const char *tsr_adapter_below_layer(const char *path);
+
+/* Whether PEFT takes a linear's path, or the name of one in target_modules, for that of a linear that experts once had. */
+bool tsr_adapter_peft_takes(const char *path, const tsr_adapter_module *modules,
+                            uint64_t module_count);
+
 /* Whether a pattern's key, of `pattern_name`, means a module. TSR_ECONFIG: it is no regular expression. */
 tsr_status tsr_adapter_key_matches(bool *out, const char *pattern_name, const char *key,
                                    const char *path);

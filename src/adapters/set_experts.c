@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool tsr_set_ends_in(const char *path, const char *name)
+bool tsr_adapter_path_ends_in(const char *path, const char *name)
 {
     size_t path_length = strlen(path), length = strlen(name);
     if (length > path_length || strcmp(path + path_length - length, name))
@@ -21,7 +21,7 @@ bool tsr_set_ends_in(const char *path, const char *name)
     return length == path_length || path[path_length - length - 1] == '.';
 }
 
-const char *tsr_set_below_layer(const char *path)
+const char *tsr_adapter_below_layer(const char *path)
 {
     const char *at = strstr(path, "layers.");
     const char *dot = at ? strchr(at + strlen("layers."), '.') : NULL;
@@ -34,20 +34,27 @@ void tsr_set_look_for_linears(selection *s)
         s->were_linears |= s->module[i].linears != NULL;
 }
 
+bool tsr_adapter_peft_takes(const char *path, const tsr_adapter_module *modules,
+                            uint64_t module_count)
+{
+    for (uint64_t i = 0; i < module_count; i++)
+        for (int part = 0; modules[i].linears && part < modules[i].parts; part++)
+            if (tsr_adapter_path_ends_in(path, strrchr(modules[i].linears[part], '.') + 1))
+                return true;
+    return false;
+}
+
 bool tsr_set_peft_leaves_out(const selection *s, const tsr_adapter_module *module)
 {
-    static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};
-    bool named = false;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        named |= tsr_set_ends_in(module->path, names[i]);
-    return named && s->were_linears && s->spec->all_linear_peft;
+    return s->spec->all_linear_peft && s->were_linears &&
+           tsr_adapter_peft_takes(module->path, s->module, s->module_count);
 }
 
 bool tsr_set_names_parameter(const selection *s, const tsr_adapter_module *module)
 {
     bool named = false;
     for (uint64_t i = 0; i < s->spec->parameter_count; i++) {
-        bool same = tsr_set_ends_in(module->path, s->spec->parameter[i]);
+        bool same = tsr_adapter_path_ends_in(module->path, s->spec->parameter[i]);
         s->parameter_used[i] |= same;
         named |= same;
     }
@@ -94,7 +101,7 @@ tsr_status tsr_set_check_routers(const selection *s)
             const char *dot = strrchr(name, '.');
             char parent[256];
             snprintf(parent, sizeof parent, "%.*s", dot ? (int)(dot - name) : 0, name);
-            if (dot && !strcmp(dot, ".weight") && tsr_set_ends_in(path, parent))
+            if (dot && !strcmp(dot, ".weight") && tsr_adapter_path_ends_in(path, parent))
                 return tsr_fail(TSR_ECONFIG,
                                 PARAMETER_KEY
                                 ": \"%s\" means %s, a router, which is never trained; "
@@ -114,7 +121,7 @@ static bool all_chosen(const selection *s, const char *name)
 {
     for (uint64_t i = 0; i < s->module_count; i++)
         if (s->module[i].experts && !s->chosen[i] &&
-            !strcmp(tsr_set_below_layer(s->module[i].path), name))
+            !strcmp(tsr_adapter_below_layer(s->module[i].path), name))
             return false;
     return true;
 }
@@ -123,10 +130,10 @@ static bool all_chosen(const selection *s, const char *name)
 static const char *shared_name(const selection *s, uint64_t index, const double *value,
                                const bool *said)
 {
-    const char *path = s->module[index].path, *below = tsr_set_below_layer(path);
+    const char *path = s->module[index].path, *below = tsr_adapter_below_layer(path);
     for (uint64_t i = 0; i < s->module_count; i++)
         if (s->module[i].experts && s->chosen[i] &&
-            !strcmp(tsr_set_below_layer(s->module[i].path), below) &&
+            !strcmp(tsr_adapter_below_layer(s->module[i].path), below) &&
             (said[i] || value[i] != value[index]))
             return path;
     return below;
@@ -166,7 +173,7 @@ tsr_status tsr_set_build_parameters(tsr_adapter_set *set, const selection *s)
     for (uint64_t i = 0; !all && i < spec->parameter_count; i++)
         names[count++] = spec->parameter[i];
     for (uint64_t i = 0; all && i < s->module_count; i++) {
-        const char *path = s->module[i].path, *below = tsr_set_below_layer(path);
+        const char *path = s->module[i].path, *below = tsr_adapter_below_layer(path);
         if (s->chosen[i] && s->module[i].experts)
             names[count++] = all_chosen(s, below) ? below : path;
     }

@@ -30,12 +30,6 @@ typedef struct {
     bool *excludes; /* [exclude.count, 1 of a regular expression] those that take something away */
 } selection;
 
-/* PEFT's rule for an entry of a list: the path itself, or its end after a dot. */
-bool tsr_set_ends_in(const char *path, const char *name);
-
-/* The path below a layer: "mlp.experts.down_proj". */
-const char *tsr_set_below_layer(const char *path);
-
 /* Sorts names and drops repeated ones; returns how many are left. */
 uint64_t tsr_set_sort_names(const char **names, uint64_t count);
 

@@ -13,30 +13,16 @@
 
 #define WRAPPED ".base_layer"
 
-static bool ends_in(const char *path, const char *name)
-{
-    size_t path_length = strlen(path), length = strlen(name);
-    return length <= path_length && !strcmp(path + path_length - length, name) &&
-           (length == path_length || path[path_length - length - 1] == '.');
-}
-
 /* ---- a linear an expert ---- */
-
-/* Where the name below the layer begins in a parameter's path. */
-static size_t layer_length(const char *path)
-{
-    const char *at = strstr(path, "layers.");
-    const char *dot = at ? strchr(at + strlen("layers."), '.') : NULL;
-    return dot ? (size_t)(dot + 1 - path) : 0;
-}
 
 /* The path of a part of an expert: "model.layers.0.mlp.experts.3.up_proj". */
 static char *linear_path(const tsr_adapter_module *module, uint64_t expert, int part)
 {
     const char *format = module->linears[part], *hole = strstr(format, "%d");
+    int above = (int)(tsr_adapter_below_layer(module->path) - module->path);
     char *out;
-    if (asprintf(&out, "%.*s%.*s%" PRIu64 "%s", (int)layer_length(module->path), module->path,
-                 (int)(hole - format), format, expert, hole + 2) < 0)
+    if (asprintf(&out, "%.*s%.*s%" PRIu64 "%s", above, module->path, (int)(hole - format), format,
+                 expert, hole + 2) < 0)
         return NULL;
     return out;
 }
@@ -96,9 +82,10 @@ static void drop_targets(tsr_peft *init, const tsr_adapter_module *modules, uint
     for (uint64_t i = target->count; i-- > 0;) {
         bool of_experts = false, of_linears = false;
         for (uint64_t j = 0; j < module_count; j++) {
-            of_linears |= !modules[j].experts && ends_in(modules[j].path, target->names[i]);
+            of_linears |=
+                !modules[j].experts && tsr_adapter_path_ends_in(modules[j].path, target->names[i]);
             for (int p = 0; modules[j].linears && p < modules[j].parts; p++)
-                of_experts |= ends_in(modules[j].linears[p], target->names[i]);
+                of_experts |= tsr_adapter_path_ends_in(modules[j].linears[p], target->names[i]);
         }
         if (of_experts && !of_linears)
             tsr_peft_drop_target(init, i);
@@ -109,9 +96,9 @@ static void drop_targets(tsr_peft *init, const tsr_adapter_module *modules, uint
 static const char *joined_name(const tsr_adapter_module *modules, uint64_t module_count,
                                const bool *joined, uint64_t index)
 {
-    const char *path = modules[index].path, *below = path + layer_length(path);
+    const char *path = modules[index].path, *below = tsr_adapter_below_layer(path);
     for (uint64_t i = 0; i < module_count; i++)
-        if (modules[i].experts && !joined[i] && ends_in(modules[i].path, below))
+        if (modules[i].experts && !joined[i] && tsr_adapter_path_ends_in(modules[i].path, below))
             return path;
     return below;
 }
@@ -265,7 +252,7 @@ tsr_status tsr_adapter_experts_unknown(const tsr_train_adapter *adapter, const c
 static bool named(char *const *names, uint64_t count, const char *path)
 {
     for (uint64_t i = 0; i < count; i++)
-        if (ends_in(path, names[i]))
+        if (tsr_adapter_path_ends_in(path, names[i]))
             return true;
     return false;
 }

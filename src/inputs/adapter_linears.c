@@ -6,27 +6,11 @@
 
 #define WEIGHT ".weight"
 
-static bool ends_in(const char *path, const char *name)
-{
-    size_t path_length = strlen(path), length = strlen(name);
-    return length <= path_length && !strcmp(path + path_length - length, name) &&
-           (length == path_length || path[path_length - length - 1] == '.');
-}
-
-/* The last parts of the experts' former linears; an adapter's module, or a name, that PEFT takes for one of them. */
-static bool is_taken(const char *path, const tsr_adapter_module *modules, uint64_t module_count)
-{
-    for (uint64_t i = 0; i < module_count; i++)
-        for (int part = 0; modules[i].linears && part < modules[i].parts; part++)
-            if (ends_in(path, strrchr(modules[i].linears[part], '.') + 1))
-                return true;
-    return false;
-}
-
 static bool is_concerned(const tsr_adapter *a, const tsr_adapter_module *modules,
                          uint64_t module_count)
 {
-    return !a->experts && !a->table && is_taken(modules[a->module].path, modules, module_count);
+    return !a->experts && !a->table &&
+           tsr_adapter_peft_takes(modules[a->module].path, modules, module_count);
 }
 
 const char *tsr_adapter_linears_unread(const tsr_train_adapter *adapter,
@@ -113,22 +97,15 @@ tsr_status tsr_adapter_linears_take(tsr_peft *init, const tsr_adapter_module *mo
 
 /* ---- out ---- */
 
-static const char *below_layer(const char *path)
-{
-    const char *at = strstr(path, "layers.");
-    const char *dot = at ? strchr(at + strlen("layers."), '.') : NULL;
-    return dot ? dot + 1 : path;
-}
-
 /* Whether every linear whose path ends so has an adapter. */
 static bool all_have(const tsr_adapter_set *set, const char *name,
                      const tsr_adapter_module *modules, uint64_t module_count)
 {
     uint64_t have = 0, linears = 0;
     for (uint64_t i = 0; i < set->count; i++)
-        have += ends_in(modules[set->adapter[i].module].path, name);
+        have += tsr_adapter_path_ends_in(modules[set->adapter[i].module].path, name);
     for (uint64_t i = 0; i < module_count; i++)
-        linears += modules[i].linear && ends_in(modules[i].path, name);
+        linears += modules[i].linear && tsr_adapter_path_ends_in(modules[i].path, name);
     return have == linears;
 }
 
@@ -157,7 +134,7 @@ static void drop_targets(tsr_adapter_set *set, const tsr_adapter_module *modules
 {
     uint64_t kept = 0;
     for (uint64_t i = 0; i < set->target_count; i++)
-        if (is_taken(set->target[i], modules, module_count))
+        if (tsr_adapter_peft_takes(set->target[i], modules, module_count))
             free(set->target[i]);
         else
             set->target[kept++] = set->target[i];
@@ -211,7 +188,7 @@ tsr_status tsr_adapter_linears_name(tsr_train_adapter *adapter, const tsr_adapte
         const tsr_adapter *a = &set->adapter[i];
         if (!is_concerned(a, modules, module_count))
             continue;
-        const char *path = modules[a->module].path, *below = below_layer(path);
+        const char *path = modules[a->module].path, *below = tsr_adapter_below_layer(path);
         TSR_TRY(add_parameter(set, all_have(set, below, modules, module_count) ? below : path));
         TSR_TRY(add_patterns(adapter, a, path));
         any = true;

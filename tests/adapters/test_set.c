@@ -471,27 +471,25 @@ static void test_modules_of_a_model(void **state)
 
 /* ---- experts ---- */
 
-#define WERE ((const char *const[]){"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"})
-
 /* Two layers, the second sparse: a dense MLP, a router and two parameters; were: PEFT has names of linears for these. */
 static tsr_adapter_module sparse[9];
 
 static void make_sparse(bool were)
 {
-    const char *const *linears = were ? WERE : NULL;
+    static const char *const names[] = {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj",
+                                        "mlp.experts.%d.down_proj"};
+    const char *const *gate_up = were ? names : NULL, *const *down = were ? names + 2 : NULL;
     const tsr_adapter_module all[] = {
         {"model.layers.0.self_attn.q_proj", 64, 64, .linear = true},
         {"model.layers.0.mlp.down_proj", 96, 64, .linear = true},
         {"model.layers.1.self_attn.q_proj", 64, 64, .linear = true},
         {"model.layers.2.self_attn.q_proj", 64, 64, .linear = true},
         {"model.layers.1.mlp.experts.gate_up_proj", 64, 48, .experts = 8, .parts = 2,
-         .linears = linears},
-        {"model.layers.1.mlp.experts.down_proj", 24, 64, .experts = 8, .parts = 1,
-         .linears = linears},
+         .linears = gate_up},
+        {"model.layers.1.mlp.experts.down_proj", 24, 64, .experts = 8, .parts = 1, .linears = down},
         {"model.layers.2.mlp.experts.gate_up_proj", 64, 48, .experts = 8, .parts = 2,
-         .linears = linears},
-        {"model.layers.2.mlp.experts.down_proj", 24, 64, .experts = 8, .parts = 1,
-         .linears = linears},
+         .linears = gate_up},
+        {"model.layers.2.mlp.experts.down_proj", 24, 64, .experts = 8, .parts = 1, .linears = down},
         {.path = "model.layers.1.mlp.gate", .router = true},
     };
     memcpy(sparse, all, sizeof sparse);
