@@ -1,6 +1,7 @@
 #!/bin/sh
 # check_moe.sh PROGRAM: the example with experts, shortened, on two ranks: the model is made, its held-out loss falls by 1 or
-# more, and the merged model and the quantized one have the losses that they should.
+# more, the log counts every token of step 1 for four experts of each layer, and the merged model and the quantized one have
+# the losses that they should.
 set -eu
 program=$1
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -16,8 +17,12 @@ eval_loss() {
     "$program" eval $job $keys "$@" --json 2>"$scratch/log" | sed -n 's/.*"eval_loss":\([0-9.]*\).*/\1/p'
 }
 # shellcheck disable=SC2086
-launch/run -n 2 "$program" train $job $keys max_steps=12 warmup_steps=2 "output_dir=$scratch/run" >"$scratch/out" 2>"$scratch/log" ||
+launch/run -n 2 "$program" train $job $keys max_steps=12 warmup_steps=2 log_level=debug "output_dir=$scratch/run" >"$scratch/out" 2>"$scratch/log" ||
     { cat "$scratch/log"; exit 1; }
+tokens=$(sed -n 's/^{"step":1,.*"input_tokens":\([0-9]*\).*/\1/p' "$scratch/run/metrics.jsonl")
+grep '^step 1: layer .: tokens of each expert:' "$scratch/log" | cut -d : -f 4 | awk -v tokens="$tokens" '
+    { sum = 0; for (i = 1; i <= NF; i++) sum += $i; if (NF != 8 || sum != 4 * tokens) bad = 1 }
+    END { exit bad || NR != 6 }' || { echo "six layers do not count $tokens tokens four times"; exit 1; }
 losses=$(sed -n 's/.*"eval_loss":\([0-9.]*\).*/\1/p' "$scratch/run/metrics.jsonl" | tr '\n' ' ')
 # shellcheck disable=SC2086
 "$program" merge $job $keys "init_adapter=$scratch/run" "output_dir=$scratch/merged" 2>"$scratch/log" || { cat "$scratch/log"; exit 1; }

@@ -302,6 +302,28 @@ static double imbalance_of(int64_t *empty, const int64_t *load, uint64_t experts
     return total ? (double)most * (double)experts / (double)total : 0;
 }
 
+#define LOADS_BYTES 3900 /* of a line of the log; 512 experts of 6 digits fit */
+
+/* At debug level, of each layer with experts how many tokens chose each. */
+static void log_loads(const tsr_job *job, const int64_t *load, uint64_t experts)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    if (tsr_log_get().level < TSR_LOG_DEBUG || job->view.rank != 0)
+        return;
+    for (int layer = 0; layer < layout->layer_count; layer++) {
+        char text[LOADS_BYTES] = "";
+        size_t length = 0;
+        if (!tsr_layout_stacks(&layout->unit[layer]))
+            continue;
+        for (uint64_t e = 0; e < experts && length < sizeof text; e++)
+            length +=
+                (size_t)snprintf(text + length, sizeof text - length, " %lld", (long long)load[e]);
+        tsr_log(TSR_LOG_DEBUG, "step %lld: layer %d: tokens of each expert:%s",
+                (long long)job->done, layer, text);
+        load += experts;
+    }
+}
+
 /* What experts did in the step, whose words are behind the others. */
 static void take_experts(tsr_job_report *report, const tsr_job *job,
                          const tsr_batch_step_info *info)
@@ -313,6 +335,7 @@ static void take_experts(tsr_job_report *report, const tsr_job *job,
         return;
     experts = job->inputs.layout.config.experts.count;
     report->has_experts = 1;
+    log_loads(job, load, experts);
     for (uint64_t i = 0; i < count; i += experts)
         report->expert_load_over_mean =
             fmax(report->expert_load_over_mean, imbalance_of(&empty, load + i, experts));
