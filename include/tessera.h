@@ -111,15 +111,15 @@ typedef struct tsr_job_report {
     /* Means over all label tokens of the step; NaN: skipped. Labels that have the largest logit (of equal ones the first);
      * entropy of the distribution over the vocabulary, in nats. */
     double mean_token_accuracy, entropy;
-    /* Of a model with experts (has_experts 1; else all of these are 0), over the tokens of the whole step. A layer's load is
-     * how often its router chose each expert. */
+    /* For a model with experts (has_experts 1; otherwise all of these are 0), over the tokens of the whole step. An expert's
+     * load is how often its layer's router chose it. */
     int has_experts;
     double
         expert_load_over_mean; /* the largest of any layer, divided by that layer's mean; NaN: skipped */
     double
-        expert_empty_share; /* of all experts of all layers, those that no token went to; NaN: skipped */
+        expert_empty_share; /* share of all layers' experts that no token went to; NaN: skipped */
     double
-        aux_loss; /* before router_aux_loss_coef multiplies it; no part of `loss`; NaN: not computed, or skipped */
+        aux_loss; /* without router_aux_loss_coef; not part of `loss`; NaN: not computed, or skipped */
     int64_t expert_dropped; /* choices that moe_capacity_factor left out */
 } tsr_job_report;
 
@@ -207,8 +207,8 @@ typedef struct tsr_job_options {
     int (*row)(void *user, const char *name, int64_t index, const char **row, size_t *bytes);
     /* Is given the adapter's files, which are in output_dir too, with the same bytes, piece by piece: `bytes` at `data`,
      * borrowed during the call; `last` 1: they end the file `name`. README.md (unless output_dir holds one of a person's),
-     * router_bias.safetensors (only with router_bias_update_rate, or where init_adapter has one), adapter_config.json, and
-     * adapter_model.safetensors, which ends them all. Called by tsr_job_save, on rank 0 and its
+     * router_bias.safetensors (only with router_bias_update_rate, or if init_adapter has one), adapter_config.json, and
+     * adapter_model.safetensors as the last. Called by tsr_job_save, on rank 0 and its
      * thread, once they are complete in output_dir. Returns 0, else tsr_job_save ends with TSR_EIO. NULL: files alone. */
     int (*adapter)(void *user, const char *name, const void *data, size_t bytes, int last);
     /* Rank i of a machine computes on GPU first_gpu + i of those that CUDA shows to the process, modulo their number: for

@@ -29,8 +29,8 @@ typedef struct {
     tsr_adapter_table table; /* may have a LoRA where a target names it */
     uint64_t experts;        /* a parameter of so many matrices: may have a LoRA on each; 0: none */
     int parts;               /* of each of those matrices: 2 of gate and up */
-    /* [parts], of experts whose parts once were linears, for which PEFT still takes names: these below the layer, with the
-     * expert's number for %d; NULL: they never were. */
+    /* [parts], for experts whose parts once were linears, whose names PEFT still takes for the experts': the names below the
+     * layer, with %d for the expert's number; NULL: they never were linears. */
     const char *const *linears;
 } tsr_adapter_module;
 
@@ -53,11 +53,11 @@ typedef struct {
     double dropout;  /* [0, 1) */
     bool all_linear; /* target_modules: all-linear; `target` is then empty */
     bool
-        all_linear_peft; /* what PEFT makes of all-linear for a model with experts, but for the routers: likewise */
+        all_linear_peft; /* likewise: what PEFT selects for all-linear with experts, except the routers */
     tsr_adapter_match target; /* neither form: all-linear */
     tsr_adapter_match exclude;
-    /* target_parameters: ends of paths of experts' parameters, which neither layers nor exclude limit, as in PEFT. Where
-     * they are not given, all-linear means all of these too, but with DoRA. */
+    /* target_parameters: ends of paths of experts' parameters. As in PEFT, neither layers nor exclude limits them. If they
+     * are not given, all-linear includes all of them, except with DoRA. */
     const char *const *parameter;
     uint64_t parameter_count;
     bool parameters_given;
@@ -91,7 +91,7 @@ typedef struct {
     uint64_t target_count;
     char **parameter; /* target_parameters likewise */
     uint64_t parameter_count;
-    /* Ranks and alphas of experts that neither r, alpha nor a pattern of the specification says. */
+    /* Ranks and alphas of experts that follow neither from r or alpha nor from a pattern of the specification. */
     tsr_adapter_pattern *expert_r, *expert_alpha;
     uint64_t expert_r_count, expert_alpha_count;
 } tsr_adapter_set;
@@ -99,8 +99,8 @@ typedef struct {
 /* On success *out is the caller's, to be freed by tsr_adapter_set_free; on failure untouched.
  * TSR_ECONFIG, naming the key: nothing matched (with the candidates), a target that is not a linear
  * of a layer, a bad regular expression, two keys of one pattern with different values for one
- * module, DoRA on a table or on experts, dropout on experts, a router, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
- * dropout out of range. A target, an exclusion or a pattern key that matches nothing is a warning in
+ * module, DoRA on a table or on experts, dropout on experts, a router as a target, layers_to_transform
+ * with a regular expression or beyond the layers, a rank, alpha or dropout out of range. A target, an exclusion or a pattern key that matches nothing is a warning in
  * the log, and so is a rank above the smaller side of a linear. */
 tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *spec,
                                 const tsr_adapter_module *modules, uint64_t module_count);
@@ -110,14 +110,14 @@ void tsr_adapter_set_free(tsr_adapter_set *set);
 /* PEFT's rule for an entry of a list: the path itself, or its end after a dot. */
 bool tsr_adapter_path_ends_in(const char *path, const char *name);
 
-/* The path below a layer: "mlp.experts.down_proj"; all of it, if it is in none. */
+/* The path below its layer: "mlp.experts.down_proj"; the whole path, if it is in no layer. */
 const char *tsr_adapter_below_layer(const char *path);
 
-/* Whether PEFT takes a linear's path, or the name of one in target_modules, for that of a linear that experts once had. */
+/* Whether PEFT mistakes a linear's path, or its name in target_modules, for a linear that experts once had. */
 bool tsr_adapter_peft_takes(const char *path, const tsr_adapter_module *modules,
                             uint64_t module_count);
 
-/* Whether a pattern's key, of `pattern_name`, means a module. TSR_ECONFIG: it is no regular expression. */
+/* Whether a key of the pattern `pattern_name` matches a module. TSR_ECONFIG: it is not a regular expression. */
 tsr_status tsr_adapter_key_matches(bool *out, const char *pattern_name, const char *key,
                                    const char *path);
 

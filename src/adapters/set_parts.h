@@ -37,21 +37,22 @@ uint64_t tsr_set_sort_names(const char **names, uint64_t count);
 
 void tsr_set_look_for_linears(selection *s);
 
-/* PEFT takes all-linear of a model whose experts once were linears for names of those, with which it finds no linear. */
+/* Whether PEFT's all-linear leaves the module out: if experts once were linears, PEFT expands all-linear to names that it takes
+ * for theirs, and finds no linear by them. */
 bool tsr_set_peft_leaves_out(const selection *s, const tsr_adapter_module *module);
 
-/* Whether target_parameters has a parameter; or all-linear means it as well. */
+/* Whether target_parameters names a parameter; the second also if all-linear includes it. */
 bool tsr_set_names_parameter(const selection *s, const tsr_adapter_module *module);
 tsr_status tsr_set_is_parameter(bool *out, const selection *s, const tsr_adapter_module *module);
 
-/* What a parameter with an adapter cannot have beside it; a router among target_parameters. */
+/* Refuse what cannot be combined with an adapter on a parameter, and a router among target_parameters. */
 tsr_status tsr_set_check_parameter(const selection *s, const tsr_adapter_module *module);
 tsr_status tsr_set_check_routers(const selection *s);
 
-/* Times that the rank and alpha of a parameter are those of experts. */
+/* The factor from the experts' rank and alpha to those of a parameter. */
 double tsr_set_factor(const selection *s, const tsr_adapter_module *module);
 
-/* A pattern of the values of experts' adapters that nothing else says; owned keys. */
+/* A pattern for the values of experts' adapters that nothing else gives; owned keys. */
 tsr_status tsr_set_build_patterns(tsr_adapter_pattern **out, uint64_t *count, const selection *s,
                                   const double *value, const bool *said);
 

@@ -2,8 +2,8 @@
  * commands/merger.h: the merged weights of a model in fp32, some rows of one at a time: the base's,
  * plain or 4-bit, with the adapter's (adapters/merge.h).
  *
- * Memory   Fixed by the largest weight: A, a chunk of rows of W and B, and of a 4-bit weight its scales. Of a layer's
- *          stacks of experts A and B whole, and an expert of a tensor that has them transposed.
+ * Memory   Fixed by the largest weight: A, a chunk of rows of W and B, and of a 4-bit weight its scales. For
+ *          experts, the whole A and B of a layer's stacks and, if their tensor is transposed, one expert of it.
  */
 #ifndef TSR_COMMANDS_MERGER_H
 #define TSR_COMMANDS_MERGER_H

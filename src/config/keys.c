@@ -304,14 +304,14 @@ static const tsr_key adapter_keys[] = {
      .flags = TSR_KEY_RESULT | TSR_KEY_ALL_LINEAR, .none = "null", .initial = "all-linear",
      .trl = "[q_proj, v_proj]",
      .help =
-         "all-linear, all-linear-peft (of a model with experts what PEFT takes for it), a list of "
+         "all-linear, all-linear-peft (with experts: what PEFT selects for all-linear), a list of "
          "name endings, or a regular expression of whole names"},
     {"exclude_modules", G, TSR_KEY_MODULES, AT(exclude_modules), .none = "null",
      .flags = TSR_KEY_RESULT, .initial = "null",
      .help = "targets to leave out: a list of name endings or a regular expression"},
     {"lora_target_parameters", G, TSR_KEY_STRINGS, AT(lora_target_parameters), .none = "null",
      .flags = TSR_KEY_RESULT | TSR_KEY_EMPTY_TOO, .initial = "null",
-     .help = "experts with an adapter: endings of their parameters' names, as "
+     .help = "parameters of experts that get an adapter: endings of their names, such as "
              "mlp.experts.gate_up_proj and mlp.experts.down_proj"},
     {"expert_lora_r", G, TSR_KEY_INT, AT(expert_lora_r), .low = 1, .high = TSR_CONFIG_MAX_RANK,
      .flags = TSR_KEY_RESULT, .none = "null", .initial = "null", .derived = "lora_r",
@@ -413,15 +413,15 @@ static const tsr_key loop_keys[] = {
              "root of (tokens of a row x hidden size)"},
     {"router_aux_loss_coef", G, TSR_KEY_NUMBER, AT(router_aux_loss_coef), .low = 0, .high = 1e6,
      .flags = TSR_KEY_RESULT, .none = "null", .initial = "null",
-     .help = "adds so many times the load-balancing loss of experts; null: none, whatever "
+     .help = "weight of the experts' load-balancing loss in the loss; null: none, whatever "
              "config.json says"},
     {"router_bias_update_rate", G, TSR_KEY_NUMBER, AT(router_bias_update_rate), .low = 0,
      .high = 1e3, .flags = TSR_KEY_RESULT, .initial = "0",
-     .help = "moves the correction biases of routers by so much each step, towards even loads"},
+     .help = "how far routers' correction biases move each step, towards even loads"},
     {"moe_capacity_factor", G, TSR_KEY_NUMBER, AT(moe_capacity_factor), .low = 0, .high = 1e6,
      .flags = TSR_KEY_RESULT | TSR_KEY_LOW_OPEN, .none = "null", .initial = "null",
-     .help = "an expert takes at most so many times the mean load of a micro-batch, and leaves out "
-             "the rest; null: all"},
+     .help = "limits an expert to this many times the mean load of a micro-batch and drops the "
+             "rest; null: no limit"},
     {"per_device_eval_batch_size", G, TSR_KEY_INT, AT(per_device_eval_batch_size), .low = 1,
      .high = 65536, .none = "null", .initial = "null", .derived = "per_device_train_batch_size",
      .help = "samples in a micro-batch of an evaluation"},

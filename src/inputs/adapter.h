@@ -22,7 +22,7 @@ typedef struct {
     int64_t start_rounds;          /* of TSR_START_PRINCIPAL */
     bool fresh_magnitudes;         /* DoRA, and no magnitudes are stored: they start as row norms */
     tsr_adapter_pattern *patterns; /* private: rank_pattern's, then alpha_pattern's */
-    /* What adapter_config.json says of linears that it names by their weight (adapter_linears.h); owned keys. */
+    /* Patterns of adapter_config.json for linears that it names by their weight (adapter_linears.h); owned keys. */
     tsr_adapter_pattern *linear_r, *linear_alpha;
     uint64_t linear_r_count, linear_alpha_count;
 } tsr_train_adapter;

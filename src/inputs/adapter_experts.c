@@ -238,11 +238,11 @@ tsr_status tsr_adapter_experts_unknown(const tsr_train_adapter *adapter, const c
         return tsr_fail(TSR_EDATA,
                         "%s: " TSR_PEFT_WEIGHTS_FILE
                         " has an adapter for %s, but adapter_config.json has no target_parameters, "
-                        "which say of which parameter it is (%s)",
+                        "which would say for which parameter it is (%s)",
                         directory, path, tsr_text_string(&names));
     return tsr_fail(TSR_EDATA,
                     "%s: " TSR_PEFT_WEIGHTS_FILE
-                    " has an adapter for %s, but target_parameters of its adapter_config.json name "
+                    " has an adapter for %s, but target_parameters in its adapter_config.json name "
                     "fewer of %s",
                     directory, path, tsr_text_string(&names));
 }
@@ -312,14 +312,15 @@ const char *tsr_adapter_experts_note(const tsr_train_adapter *adapter,
     if (adapter->init || !experts || spec->parameters_given)
         return NULL;
     if (spec->all_linear_peft)
-        return linears ? "but the routers, which stay frozen" : NULL;
+        return linears ? "except the routers, which stay frozen" : NULL;
     if (!spec->all_linear)
         return NULL;
     if (spec->dora)
-        return "but the experts, for which there is no DoRA";
-    return linears ? "and all experts; PEFT's has these, gate_up_proj with twice r and alpha, and "
-                     "routers, but no other MLP (all-linear-peft)"
-                   : "and all experts, which PEFT's leaves out (all-linear-peft)";
+        return "except the experts, for which there is no DoRA";
+    return linears
+               ? "and all experts; PEFT's all-linear has experts, gate_up_proj with twice r and "
+                 "alpha, and routers, but no other MLP (all-linear-peft)"
+               : "and all experts, which PEFT's all-linear leaves out (all-linear-peft)";
 }
 
 static void warn_of_names(const tsr_train_adapter *adapter, const tsr_adapter_module *modules,
@@ -328,9 +329,9 @@ static void warn_of_names(const tsr_train_adapter *adapter, const tsr_adapter_mo
     const char *path = tsr_adapter_linears_unread(adapter, modules, module_count);
     if (path)
         tsr_log(TSR_LOG_WARNING,
-                "PEFT 0.21 takes the name of %s for the experts', and reads no adapter on it that "
-                "has DoRA or dropout; name it in exclude_modules, or write use_dora: false and "
-                "lora_dropout: 0, for one that PEFT reads",
+                "PEFT 0.21 mistakes %s for a linear of experts and cannot read an adapter on it "
+                "with DoRA or dropout; for an adapter that PEFT reads, name it in exclude_modules, "
+                "or write use_dora: false and lora_dropout: 0",
                 path);
 }
 

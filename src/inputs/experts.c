@@ -20,7 +20,7 @@ static tsr_status check_correction(const tsr_config *config, const tsr_model_con
     if (!(config->router_bias_update_rate > 0) || model->experts.scoring == TSR_ROUTE_SIGMOID)
         return TSR_OK;
     return tsr_fail(TSR_ECONFIG,
-                    "%s: %s: found %g, which moves the correction biases of routers, and those of "
+                    "%s: %s: found %g, which moves the correction biases of routers, but those of "
                     "%s have none; leave it out (router_aux_loss_coef evens out loads too)",
                     tsr_config_where(config, key), key, config->router_bias_update_rate,
                     config->model_name_or_path);
@@ -49,7 +49,7 @@ tsr_status tsr_inputs_check_experts(const tsr_config *config, const tsr_model_co
             continue;
         TSR_TRY(tsr_config_value_text(&value, config, key));
         return tsr_fail(TSR_ECONFIG,
-                        "%s: %s: found %s, which is of models with experts, and %s has none; %s",
+                        "%s: %s: found %s, which is for models with experts, but %s has none; %s",
                         tsr_config_where(config, key), key, tsr_text_string(&value),
                         config->model_name_or_path, keys[i].change);
     }

@@ -235,7 +235,7 @@ static tsr_status view_one(const tsr_tensor **out, tsr_tensor *view, const tsr_c
     if (codes && codes->dtype != TSR_F8_E4M3)
         return tsr_fail(TSR_EDATA,
                         "%s: tensor '%s' scales '%s', which is %s, expected F8_E4M3: the two are "
-                        "not of one checkpoint",
+                        "not from one checkpoint",
                         tsr_safetensors_path(tensor->file), tensor->name, codes->name,
                         tsr_dtype_name(codes->dtype));
     return scales ? tsr_fp8_view(view, tensor, scales) : TSR_OK;

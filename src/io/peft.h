@@ -15,7 +15,7 @@
 #define TSR_PEFT_CONFIG_FILE  "adapter_config.json"
 #define TSR_PEFT_WEIGHTS_FILE "adapter_model.safetensors"
 #define TSR_PEFT_CARD_FILE    "README.md"
-/* Beside an adapter with which the routers' correction biases were moved: theirs (FORMATS 2). PEFT does not know it. */
+/* The routers' correction biases, beside an adapter whose training moved them (docs/formats.md 2). PEFT does not read it. */
 #define TSR_PEFT_ROUTER_BIAS_FILE "router_bias.safetensors"
 #define TSR_PEFT_MAX_RANK         8192
 
@@ -80,8 +80,8 @@ typedef struct tsr_peft_module {
     /* [rows, in_features] of a module of which tokens' rows are trained: the others are NULL then; else NULL. */
     const tsr_tensor *rows;
     uint64_t r, in_features, out_features;
-    /* [experts][parts]: a parameter of experts that had an adapter for each linear that an expert was (tsr_peft_join); the
-     * tensors above are NULL then. Its r is that of all experts. */
+    /* [experts][parts]: adapters on the linears that experts once were, joined into this one (tsr_peft_join); the tensors
+     * above are then NULL, and r is that of all experts. NULL: not joined. */
     struct tsr_peft_module *one;
     uint64_t experts;
     int parts;
@@ -103,11 +103,11 @@ const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *pa
 /* Modules whose paths begin with `from` get `to` instead. */
 tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to);
 
-/* The module of that path, if there is one, gets another. */
+/* Gives the module at path `from`, if there is one, the path `to`. */
 tsr_status tsr_peft_rename_module(tsr_peft *peft, const char *from, const char *to);
 
-/* Adapters on `count` linears of experts, [experts][parts], become one of the parameter `path`, as PEFT 0.21 makes it: the
- * parts' A one behind the other, their B on the diagonal. All are there and of one shape. */
+/* Adapters on linears of experts, [experts][parts], become one adapter of the parameter `path`, as PEFT 0.21 makes it: the
+ * parts' A one after the other, their B on the diagonal. All must be there, with one shape. */
 typedef struct {
     const char *path;
     char *const *linear;
@@ -117,15 +117,15 @@ typedef struct {
 
 tsr_status tsr_peft_join(tsr_peft *peft, const tsr_peft_joint *joint);
 
-/* The configuration then has a name in target_parameters, of this rank and alpha, and target_modules less names. */
+/* Edit the configuration: add a name with this rank and alpha to target_parameters; remove a name from target_modules. */
 tsr_status tsr_peft_add_parameter(tsr_peft *peft, const char *name, uint64_t r, double alpha);
 void tsr_peft_drop_target(tsr_peft *peft, uint64_t index);
 
-/* The other way: a name in target_modules, one less in target_parameters. */
+/* The other way: add a name to target_modules; remove one from target_parameters. */
 tsr_status tsr_peft_add_target(tsr_peft *peft, const char *name);
 void tsr_peft_drop_parameter(tsr_peft *peft, uint64_t index);
 
-/* A key of rank_pattern, or of alpha_pattern, becomes another; NULL: the pattern is without it. */
+/* Renames a key of rank_pattern or, with `alpha`, of alpha_pattern; NULL: removes it. */
 tsr_status tsr_peft_rename_key(tsr_peft *peft, bool alpha, uint64_t index, const char *key);
 
 /* Elements [first, first + count) of a joined A [experts, parts r, in], or of B [experts, out, parts r]. */
@@ -138,7 +138,7 @@ typedef struct {
     bool by_turns; /* the two halves of the rows alternate in the file */
 } tsr_peft_expert_b;
 
-/* peft_experts.c: elements [first, first + count) as in memory, out of a file's tensor or into one. */
+/* peft_experts.c: copy elements [first, first + count), counted as in memory, from a file's tensor or into one. */
 tsr_status tsr_peft_read_expert_b(float *out, const tsr_tensor *stored,
                                   const tsr_peft_expert_b *shape, uint64_t first, uint64_t count);
 void tsr_peft_put_expert_b(float *file, const float *values, const tsr_peft_expert_b *shape,
@@ -177,13 +177,13 @@ bool tsr_peft_card_is_foreign(const tsr_folder *folder);
 tsr_status tsr_peft_write(const tsr_folder *folder, const tsr_peft_config *config,
                           const tsr_peft_tensor *tensors, uint64_t count);
 
-/* What lies beside the adapter: the tensors of TSR_PEFT_ROUTER_BIAS_FILE; none: there is no such file. Borrowed. */
+/* What is written beside the adapter: the tensors of TSR_PEFT_ROUTER_BIAS_FILE; with none there is no such file. Borrowed. */
 typedef struct {
     const tsr_tensor_source *biases;
     uint64_t bias_count;
 } tsr_peft_beside;
 
-/* The same with what lies beside; the weights are the last still. */
+/* The same with what lies beside; the weights still come last. */
 tsr_status tsr_peft_write_with(const tsr_folder *folder, const tsr_peft_config *config,
                                const tsr_peft_tensor *tensors, uint64_t count,
                                const tsr_peft_beside *beside);

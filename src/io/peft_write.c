@@ -15,7 +15,7 @@
 #define CARD_TAG   "\n- tessera\n"
 
 #define BIASES_NOTE                                                                                \
-    "`" TSR_PEFT_ROUTER_BIAS_FILE "` has the routers' correction biases that the adapter was "     \
+    "`" TSR_PEFT_ROUTER_BIAS_FILE "` holds the routers' correction biases that the adapter was "   \
     "trained with. PEFT does not load them; `tessera merge` writes them into the model, with the " \
     "adapter.\n\n"
 

@@ -33,7 +33,7 @@ tsr_status tsr_job_load_router_bias(tsr_job *job)
     TSR_TRY(make_values(&values, job));
     if (inputs->router_bias) {
         TSR_TRY(tsr_router_bias_read(values, inputs->router_bias, &inputs->layout));
-        tsr_log(TSR_LOG_INFO, "the routers' correction biases are those of %s",
+        tsr_log(TSR_LOG_INFO, "the routers' correction biases come from %s",
                 tsr_safetensors_path(inputs->router_bias));
     } else if (!job->fill) { /* made-up weights: zeros */
         TSR_TRY(tsr_router_bias_of_model(values, &inputs->layout));

@@ -1,5 +1,5 @@
 /*
- * kernels/balance.h: what the routers of all layers did in a micro-batch: the loads of a step, and the auxiliary loss that
+ * kernels/balance.h: adds a micro-batch's expert counts to the loads of the step, and computes the auxiliary loss that
  * evens them out, with its gradient.
  *
  * Over N tokens and M layers together, f_e the share of slots of expert e (count / (M N)) and P_e the mean of its
@@ -33,7 +33,7 @@ typedef struct {
 tsr_status tsr_balance_check(const tsr_balance_args *args);
 tsr_status tsr_balance_ref(const tsr_balance_args *args, tsr_pool *pool);
 
-/* The op: the correction biases of the routers after a step, unless it is skipped:
+/* The second op moves the routers' correction biases after a step, unless it is skipped:
  *     bias[m, e] += rate sign(sum over e' of load[m, e'] - experts load[m, e])
  * so that experts with less than the mean load are chosen more often.
  * Source   Wang et al. 2024, Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts. */

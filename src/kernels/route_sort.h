@@ -2,8 +2,8 @@
  * kernels/route_sort.h: the rows of tokens that are sorted by expert: routes.id -> row, slot, offset
  * (routes.h). A stable counting sort: an expert's rows are in the order of their slots.
  *
- * With a capacity an expert has at most so many rows: the last by slot order are left out. Their row is
- * -1, and offset counts what stays.
+ * A capacity limits the rows of an expert: slots beyond it, in slot order, are left out. Their row is -1,
+ * and offset counts what stays.
  *
  * Cost     12 T k bytes, and the ids a second time.
  */

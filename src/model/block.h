@@ -44,8 +44,8 @@ typedef struct {
     int16_t result, low, inner;
 } tsr_matrix;
 
-/* How checkpoints name what a stack is made of, below the layer; each NULL where no checkpoint has it so. Formats of
- * names take the expert's number. */
+/* The checkpoints' names for the parts of a stack, below the layer; NULL: no checkpoint has them in that form. %d is the
+ * expert's number. */
 typedef struct {
     const char
         *one[2]; /* each expert's parts: "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj" */
@@ -54,7 +54,7 @@ typedef struct {
     const char *bias;  /* [experts, out], by turns as well */
 } tsr_stack_names;
 
-/* Frozen weights of all experts, [experts, out, in]: of each one a matrix, or two of the same size one behind the other
+/* Frozen weights of all experts, [experts, out, in]: a matrix for each expert, or two of the same size, one after the other
  * (gate and up). Each expert may have an adapter. Every matrix is quantized on its own. */
 typedef struct {
     const char

@@ -1,8 +1,8 @@
 /*
- * model/expert_parts.h: what the nodes of experts share: the stack's weights, some experts at a time, and the matmul of
- * rows. Inside src/model only.
+ * model/expert_parts.h: what the nodes of experts share: decoding the stack's weights, some experts at a time, and the
+ * matmul of rows. Inside src/model only.
  *
- * Workspace    the weights of some experts, then what the node asks for beside them.
+ * Workspace    the weights of some experts, then what else the node asks for.
  */
 #ifndef TSR_MODEL_EXPERT_PARTS_H
 #define TSR_MODEL_EXPERT_PARTS_H
@@ -39,8 +39,8 @@ tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *work, bool gather);
 tsr_status tsr_expert_multiply(const tsr_expert_work *work, void *z, const void *x, bool gather,
                                bool backward);
 
-/* The gradients of all A and B, with what remains of the workspace: from the rows that tokens' x become and dz of rows,
- * or with p from x of rows and p dz of the tokens. */
+/* The gradients of all A and B, in the rest of the workspace. Without p, x is of tokens and dz of rows; with p, x is of rows
+ * and dz of tokens, of which a row has p times. */
 tsr_status tsr_expert_adapters(const tsr_expert_work *work, const void *x, const void *dz,
                                const float *p);
 uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *traits,

@@ -63,8 +63,8 @@ static tsr_status one_source(const tsr_layout_builder *b, tsr_layout_stack *stac
     if (source->prequantized != first->prequantized || source->nested != first->nested ||
         source->dtype != first->dtype)
         return tsr_fail(TSR_EDATA,
-                        "%s: %s is not stored as %s is: the experts of a layer have one dtype, and "
-                        "all or none are NF4",
+                        "%s: %s is not stored like %s: the experts of a layer must have one dtype, "
+                        "and all or none must be NF4",
                         tsr_checkpoint_directory(b->checkpoint), name, first->weight->name);
     return TSR_OK;
 }

@@ -165,8 +165,8 @@ static tsr_status walk_routers(tsr_model *model, const tsr_model_options *option
     void *count = NULL, *load = NULL;
     if (loads && options->router_bias)
         TSR_TRY(take_floats(model ? &model->routers.bias : NULL, device, user, "router", " biases",
-                            "corrections of the choice of experts, as they were moved",
-                            loads / experts, experts));
+                            "correction biases of the routers, as they were moved", loads / experts,
+                            experts));
     if (!loads || !options->train)
         return TSR_OK;
     TSR_TRY(device(user, &count, "router counts", "slots of each expert in the micro-batch at work",

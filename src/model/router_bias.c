@@ -43,12 +43,11 @@ static tsr_status check_tensor(const tsr_safetensors *file, const char *name, ui
     const char *path = tsr_safetensors_path(file);
     const tsr_tensor *tensor = tsr_safetensors_find(file, name);
     if (!tensor)
-        return tsr_fail(
-            TSR_EDATA,
-            "%s: the tensor %s is missing, and the model has a router with it; take the "
-            "file that was saved with the adapter, or remove it to use the model's own "
-            "biases",
-            path, name);
+        return tsr_fail(TSR_EDATA,
+                        "%s: the tensor %s is missing, which a router of the model needs; take the "
+                        "file that was saved with the adapter, or remove it to use the model's own "
+                        "biases",
+                        path, name);
     if (tensor->dtype != TSR_F32 || tensor->ndim != 1 || tensor->shape[0] != experts)
         return tsr_fail(TSR_EDATA,
                         "%s: %s is %s %s, but the model's routers choose among %llu experts: F32 "
@@ -75,8 +74,8 @@ tsr_status tsr_router_bias_check(const tsr_safetensors *file, const tsr_layout *
     if (!tsr_router_bias_count(layout))
         return tsr_fail(
             TSR_EDATA,
-            "%s: it has correction biases of routers, and those of the model have none; "
-            "it is of another model's adapter: remove it",
+            "%s: it has correction biases of routers, but those of the model have none; "
+            "it belongs to another model's adapter: remove it",
             path);
     for (int i = 0; i < layout->layer_count; i++)
         if (correction_of(layout, i))

@@ -1,8 +1,8 @@
 /*
- * model/stack_reader.h: the values of a stack of experts, matrix by matrix, whichever way the checkpoint has them.
+ * model/stack_reader.h: reads the values of a stack of experts, matrix by matrix, whatever layout the checkpoint has.
  *
- * Matrix i of a stack is part i % parts of expert i / parts, [out / parts, in]. Of a tensor of all experts only what is asked
- * for is read, or where that is transposed one expert at a time.
+ * Matrix i of a stack is part i % parts of expert i / parts, [out / parts, in]. If one tensor holds all experts, only the
+ * elements asked for are read; if it is transposed, one expert at a time.
  */
 #ifndef TSR_MODEL_STACK_READER_H
 #define TSR_MODEL_STACK_READER_H

@@ -53,7 +53,7 @@ static void test_refused(void **state)
         struct stat info;
         int name = (int)strcspn(cases[i].key, ":");
         snprintf(want, sizeof want,
-                 "configuration:5: %.*s: found %s, which is of models with experts, and " MODEL
+                 "configuration:5: %.*s: found %s, which is for models with experts, but " MODEL
                  " has none; %s",
                  name, cases[i].key, cases[i].found, cases[i].change);
         assert_int_equal(create(cases[i].key), TSR_ECONFIG);
@@ -92,7 +92,7 @@ static void test_correction(void **state)
     assert_int_equal(create_of(SPARSE, "router_bias_update_rate: 1e-3"), TSR_ECONFIG);
     assert_string_equal(tsr_last_error(),
                         "configuration:5: router_bias_update_rate: found 0.001, which moves the "
-                        "correction biases of routers, and those of " SPARSE
+                        "correction biases of routers, but those of " SPARSE
                         " have none; leave it out (router_aux_loss_coef evens out loads too)");
 }
 

@@ -74,8 +74,8 @@ typedef struct {
     const tsr_composite *composite; /* whose text decoder the model is; NULL: none's */
     uint64_t vocab_size, hidden_size, intermediate_size, layer_count;
     uint64_t head_count, kv_head_count, head_dim;
-    /* Latent attention: sizes of the latents of queries (0: they have none) and of keys with values, of a head's columns
-     * that turn, which follow the others, and of values. 0: not latent. head_dim is that of q and k. */
+    /* Latent attention; 0: not latent. Sizes of the queries' latent (0: they have none), of the latent of keys and values, of
+     * a head's RoPE columns, which follow the others, and of a head of values. head_dim is that of q and k. */
     uint64_t q_lora_rank, kv_lora_rank, rope_head_dim, v_head_dim;
     /* Of layers that see all, where these have other heads than those that slide; 0: they do not. */
     uint64_t full_head_dim, full_kv_head_count;

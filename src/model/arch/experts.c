@@ -118,7 +118,7 @@ tsr_status tsr_model_config_experts(tsr_model_config *out, const json_t *root,
     if (e->chosen > e->count)
         return tsr_fail(TSR_EDATA,
                         "%s: %s is %" PRIu64 ", but %s is %" PRIu64
-                        "; a token has at most all experts",
+                        "; a token cannot have more experts than there are",
                         place, keys->chosen, e->chosen, key, e->count);
     for (uint64_t i = 0; i < out->layer_count; i++)
         tsr_layer_put_in(&e->sparse, i);

@@ -1,5 +1,5 @@
 /*
- * model/arch/experts.h: the MLPs of a token's experts, which the layers of sparse families share. Inside src/model/arch.
+ * model/arch/experts.h: layers with experts, as the sparse families share them. Inside src/model/arch.
  */
 #ifndef TSR_MODEL_ARCH_EXPERTS_H
 #define TSR_MODEL_ARCH_EXPERTS_H
@@ -8,7 +8,7 @@
 #include "model/arch/config.h"
 #include "model/block.h"
 
-/* How a family calls what a sparse layer is made of, below the layer. Static. */
+/* A family's names for the parts of a sparse layer, below the layer. Static. */
 typedef struct {
     tsr_router_names router;
     const char *gate_up, *down; /* the parameters in Transformers */
@@ -47,13 +47,13 @@ int16_t tsr_decoder_experts(tsr_block *block, int16_t x, const tsr_model_config 
 tsr_status tsr_decoder_sparse_block(tsr_block *out, const tsr_model_config *config, int layer,
                                     const tsr_expert_names *names);
 
-/* Keys of how many experts there are (the first that is there, up to a NULL), how many a token has, and their width. */
+/* Keys for the number of experts (the first one present, up to a NULL), how many a token has, and their width. */
 typedef struct {
     const char *const *count;
     const char *chosen, *width;
 } tsr_expert_keys;
 
-/* k is at most the experts. All layers are sparse then. */
+/* Checks that k is at most the number of experts. All layers are sparse afterwards. */
 tsr_status tsr_model_config_experts(tsr_model_config *out, const json_t *root,
                                     const tsr_expert_keys *keys, const char *place);
 
@@ -65,8 +65,8 @@ typedef struct {
     double scale;
 } tsr_grouped_defaults;
 
-/* Experts that are chosen by sigmoid scores, in groups: GLM 4.5, DeepSeek-V3. TSR_EDATA: sizes do not fit each other, or
- * the keys of the models' first code say another way of choosing. */
+/* Experts chosen by sigmoid scores, in groups: GLM 4.5, DeepSeek-V3. TSR_EDATA: sizes do not fit each other, or keys of the
+ * models' original code ask for another way of choosing. */
 tsr_status tsr_model_config_grouped(tsr_model_config *out, const json_t *root,
                                     const tsr_grouped_defaults *defaults, const char *place);
 
