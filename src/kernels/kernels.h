@@ -40,6 +40,7 @@
 #include "kernels/nf4_merge.h"
 #include "kernels/nf4_quantize.h"
 #include "kernels/noise.h"
+#include "kernels/objective.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
 #include "kernels/route.h"
@@ -101,6 +102,8 @@
     X(head_chunk)                                                                                  \
     X(head_finish)                                                                                 \
     X(head_weight)                                                                                 \
+    X(objective)                                                                                   \
+    X(scale_rows)                                                                                  \
     X(copy_columns)                                                                                \
     X(gather_rows)                                                                                 \
     X(scatter_rows)                                                                                \
