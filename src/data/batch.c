@@ -60,6 +60,15 @@ typedef struct {
     int64_t tokens, labels, documents, samples, longest;
 } totals;
 
+/* Tokens of the chosen document's prompt, where they are trained too: all but the first one and the labels. */
+static int32_t prompt_labels(const tsr_batch *batch, const tsr_sample *sample)
+{
+    int32_t answer = 0;
+    for (int32_t t = 1; t < sample->lengths[0] && batch->options.whole_chosen; t++)
+        answer += sample->labels[t] != TSR_LABEL_IGNORED;
+    return batch->options.whole_chosen ? sample->lengths[0] - 1 - answer : 0;
+}
+
 static totals count_units(const tsr_batch *batch, unit_range range)
 {
     totals sum = {0};
@@ -67,7 +76,7 @@ static totals count_units(const tsr_batch *batch, unit_range range)
     for (int32_t i = first; i < end; i++) {
         tsr_sample sample = tsr_dataset_sample(batch->options.dataset, range.order->samples[i]);
         sum.tokens += sample.token_count;
-        sum.labels += sample.label_count;
+        sum.labels += sample.label_count + prompt_labels(batch, &sample);
         sum.documents += sample.document_count;
         for (int32_t d = 0; d < sample.document_count; d++)
             if (sample.lengths[d] > sum.longest)
@@ -188,6 +197,8 @@ static tsr_status set_defaults(tsr_batch_options *o)
                         "total_batch_size %lld is not a multiple of per_device_train_batch_size "
                         "%lld",
                         (long long)o->total_batch, (long long)o->per_device);
+    if (o->pairs != TSR_PAIRS_NONE) /* a row has room for a pair of the longest documents */
+        o->max_length *= 2;
     if (o->packing && o->max_length < 1)
         return tsr_fail(TSR_ECONFIG, "%s: packing needs a max_length", o->name);
     return TSR_OK;
@@ -389,15 +400,48 @@ tsr_status tsr_batch_step(tsr_batch *batch, int64_t step, tsr_batch_step_info *i
     return TSR_OK;
 }
 
-/* One sample behind what *out holds so far. */
-static void append_sample(tsr_micro_batch *out, const tsr_sample *sample, int64_t index)
+/* Labels of an answer. */
+static int32_t answer_labels(const tsr_sample *sample, int32_t document)
 {
+    int32_t offset = 0, count = 0;
+    for (int32_t d = 0; d < document; d++)
+        offset += sample->lengths[d];
+    for (int32_t t = 1; t < sample->lengths[document]; t++)
+        count += sample->labels[offset + t] != TSR_LABEL_IGNORED;
+    return count;
+}
+
+/* Where the parts of the last two documents begin, whose label rows are from `first` on. */
+static void append_parts(tsr_micro_batch *out, const tsr_batch *batch, const tsr_sample *sample,
+                         int32_t first)
+{
+    int32_t labels[2] = {answer_labels(sample, 0), answer_labels(sample, 1)};
+    int32_t shorter = labels[0] < labels[1] ? labels[0] : labels[1];
+    int32_t *part = out->part + 3 * (out->document_count - 2);
+    for (int d = 0; d < 2; d++, part += 3) {
+        int32_t prompt = d ? 0 : prompt_labels(batch, sample);
+        part[0] = first;
+        part[1] = first + prompt;
+        part[2] = part[1] + (batch->options.split_beyond ? shorter : labels[d]);
+        first = part[1] + labels[d];
+    }
+    *part = first;
+    out->desirable[out->document_count / 2 - 1] = sample->desirable;
+}
+
+/* One sample behind what *out holds so far. */
+static void append_sample(tsr_micro_batch *out, const tsr_batch *batch, const tsr_sample *sample,
+                          int64_t index)
+{
+    int32_t first = out->label_count;
+    bool whole = batch->options.whole_chosen;
     for (int32_t d = 0, offset = 0; d < sample->document_count; offset += sample->lengths[d++]) {
         int32_t length = sample->lengths[d], base = out->token_count;
         out->sample[out->document_count] = index;
         out->first_position[out->document_count] = offset;
         for (int32_t t = 0; t < length; t++) {
-            int32_t label = t + 1 < length ? sample->labels[offset + t + 1] : TSR_LABEL_IGNORED;
+            const int32_t *from = whole && d == 0 ? sample->ids : sample->labels;
+            int32_t label = t + 1 < length ? from[offset + t + 1] : TSR_LABEL_IGNORED;
             out->ids[base + t] = sample->ids[offset + t];
             out->positions[base + t] = t;
             out->targets[base + t] = label;
@@ -409,6 +453,8 @@ static void append_sample(tsr_micro_batch *out, const tsr_sample *sample, int64_
         out->token_count += length;
         out->cu_seqlens[++out->document_count] = out->token_count;
     }
+    if (batch->options.pairs != TSR_PAIRS_NONE)
+        append_parts(out, batch, sample, first);
 }
 
 static void pad(tsr_micro_batch *out, const tsr_batch_bucket *bucket)
@@ -429,12 +475,12 @@ tsr_status tsr_batch_fill(tsr_micro_batch *out, tsr_batch *batch, int64_t step, 
     unit_range range = micro_units(batch, step_units(batch, step), index);
     out->token_count = out->document_count = out->label_count = out->bucket = 0;
     out->epoch = range.order->epoch;
-    out->cu_seqlens[0] = 0;
+    out->cu_seqlens[0] = out->part[0] = 0;
     for (int32_t i = range.order->unit_first[range.first]; i < range.order->unit_first[range.end];
          i++) {
         int32_t at = range.order->samples[i];
         tsr_sample sample = tsr_dataset_sample(batch->options.dataset, at);
-        append_sample(out, &sample, at);
+        append_sample(out, batch, &sample, at);
     }
     if (out->token_count)
         out->bucket = tsr_batch_bucket_of(&batch->run, out->token_count);
@@ -447,7 +493,7 @@ static uint64_t micro_batch_bytes(const tsr_batch_run *run)
 {
     return 8 * (uint64_t)run->most_documents +
            4 * (3 * (uint64_t)run->most_tokens + 2 * (uint64_t)run->most_label_rows +
-                2 * (uint64_t)run->most_documents + 1);
+                6 * (uint64_t)run->most_documents + 2);
 }
 
 tsr_status tsr_micro_batch_create(tsr_micro_batch *out, const tsr_batch_run *run)
@@ -464,6 +510,8 @@ tsr_status tsr_micro_batch_create(tsr_micro_batch *out, const tsr_batch_run *run
     out->labels = out->label_rows + run->most_label_rows;
     out->cu_seqlens = out->labels + run->most_label_rows;
     out->first_position = out->cu_seqlens + run->most_documents + 1;
+    out->part = out->first_position + run->most_documents;
+    out->desirable = out->part + 3 * (int64_t)run->most_documents + 1;
     return TSR_OK;
 }
 

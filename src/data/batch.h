@@ -36,6 +36,9 @@ typedef struct {
     double epochs;        /* 0: 1 */
     int64_t max_steps;    /* above 0: instead of epochs */
     bool evaluation;      /* one epoch in file order, all of it one step */
+    tsr_pairs pairs; /* samples have two documents, and micro-batches say where their parts begin */
+    bool whole_chosen; /* of a pair the first document's prompt is trained too */
+    bool split_beyond; /* what an answer has beyond the pair's shorter one is a part of its own */
 } tsr_batch_options;
 
 /* One of the listed shapes that token and label-row counts are rounded up to. */
@@ -93,7 +96,10 @@ typedef struct {
     int32_t *labels;         /* [label_rows] their targets */
     int64_t *sample;         /* [documents] index in the dataset: what dropout is keyed by */
     int32_t *first_position; /* [documents] of the document in its sample: dropout's position */
-    void *memory;            /* private */
+    /* Of pairs (kernels/objective.h): the first label row of the prompt, of the answer and of what is beyond, of each document,
+     * [3 documents + 1], and KTO's labels, [documents / 2]. */
+    int32_t *part, *desirable;
+    void *memory; /* private */
 } tsr_micro_batch;
 
 /* Checks the options and walks the whole run once. On success the caller owns *out. TSR_ECONFIG:

@@ -20,7 +20,10 @@ typedef enum {
     TSR_DATA_ALPACA,
     TSR_DATA_PROMPT_COMPLETION,
     TSR_DATA_INPUT_OUTPUT,
-    TSR_DATA_TEXT
+    TSR_DATA_TEXT,
+    TSR_DATA_PREFERENCE, /* this and what follows: of objectives over preferences */
+    TSR_DATA_PREFERENCE_IDS,
+    TSR_DATA_UNPAIRED
 } tsr_data_format;
 
 /* `key` is the configuration's, for messages. */

@@ -50,6 +50,9 @@ static const struct {
     {TSR_DATA_PROMPT_COMPLETION, "prompt_completion"},
     {TSR_DATA_INPUT_OUTPUT, "input_output"},
     {TSR_DATA_TEXT, "text"},
+    {TSR_DATA_PREFERENCE, "preference"},
+    {TSR_DATA_PREFERENCE_IDS, "preference_ids"},
+    {TSR_DATA_UNPAIRED, "unpaired"},
 };
 
 const char *tsr_data_format_name(tsr_data_format format)
@@ -175,6 +178,7 @@ static tsr_status append(tsr_dataset *data, const tsr_tokenized *row)
                            .token_count = row->token_count,
                            .document_count = row->document_count,
                            .label_count = row->label_count,
+                           .desirable = row->desirable,
                            .file = row->file,
                            .line = row->line};
     data->word_count += count;
@@ -223,6 +227,8 @@ static tsr_status unknown_keys(const reader *r, const json_t *object,
     tsr_auto_text found = {0}, known = {0};
     tsr_row_own_keys(&found, object);
     for (size_t i = 1; i < sizeof formats / sizeof *formats; i++) {
+        if (!tsr_row_may_be(formats[i].format, options))
+            continue;
         tsr_text_puts(&known, known.length ? ", " : "");
         tsr_row_keys(&known, formats[i].format, options);
         tsr_text_printf(&known, " (%s)", formats[i].name);
@@ -232,8 +238,11 @@ static tsr_status unknown_keys(const reader *r, const json_t *object,
         "%s: no known format has the keys of the first row (%.300s); expected one of: %s. Columns "
         "of "
         "other names: dataset: [{path: ..., field_messages: NAME}], or field_instruction and "
-        "field_output (docs/data.md)",
-        r->place, tsr_text_string(&found), tsr_text_string(&known));
+        "field_output (docs/data.md)%s",
+        r->place, tsr_text_string(&found), tsr_text_string(&known),
+        options->pairs == TSR_PAIRS_NONE && json_object_get(object, "rejected")
+            ? "; rows with chosen and rejected need objective: dpo, orpo, cpo or kto"
+            : "");
 }
 
 /* The format of the row that r has just read. */
@@ -253,8 +262,12 @@ static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *
                     tsr_dataset_key(options), tsr_data_format_name(format), r->place,
                     tsr_text_string(&keys));
     }
+    const json_t *answer =
+        json_object_get(object, format == TSR_DATA_PREFERENCE ? "chosen" : "completion");
+    bool pairs = format == TSR_DATA_PREFERENCE || format == TSR_DATA_UNPAIRED;
     *is_chat =
-        format == TSR_DATA_MESSAGES || format == TSR_DATA_SHAREGPT ||
+        (pairs && json_is_array(answer)) || format == TSR_DATA_MESSAGES ||
+        format == TSR_DATA_SHAREGPT ||
         (format == TSR_DATA_PROMPT_COMPLETION && json_is_array(json_object_get(object, "prompt")));
     tsr_text_free(&keys);
     *out = format;
@@ -572,6 +585,7 @@ tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
                         .token_count = entry->token_count,
                         .document_count = entry->document_count,
                         .label_count = entry->label_count,
+                        .desirable = entry->desirable,
                         .file = entry->file,
                         .line = entry->line};
 }

@@ -3,15 +3,18 @@
  * sample, all held in one flat array of 32-bit ids and labels.
  *
  * Formats   messages {messages}, sharegpt {conversations: [{from, value}]}, prompt_completion
- *           {prompt, completion} (two strings, or two lists of messages), alpaca {instruction,
+ *           {prompt, completion} (two strings, or two lists of messages), preference {prompt, chosen, rejected}, preference_ids,
+ *           unpaired {prompt, completion, label}, alpaca {instruction,
  *           input, output}, input_output {segments: [{label, text}]}, text {text}, pretokenized {input_ids, labels, seq_lengths}. Chats go
  *           through data/chat.h, plain text is tokenised with the special tokens that the tokenizer
  *           adds and ends with the end of sequence token, segments as they are. docs/data.md has them all.
  * Labels    Hugging Face's: not shifted, -100 is ignored. The first token of a document is never a
  *           label: the loader writes -100 there, so the labels of a sample count what is trained.
+ * Pairs     a sample of two documents, the prompt with the chosen and with the rejected answer; of KTO the row's own, and
+ *           that of tsr_dataset_mismatch. The labels are those of the answers, up to the end of a document.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without
  *           tokens or without labels is dropped; one that had no labels from the start is kept.
- * Memory    8 bytes a token, 32 a sample, 4 a document; up to twice that while loading. With a
+ * Memory    8 bytes a token, 40 a sample, 4 a document; up to twice that while loading. With a
  *           cache they are a file that is mapped; making it takes memory for the samples alone.
  * Threads   A loaded dataset never changes: any number of threads may read it.
  */
@@ -32,6 +35,9 @@ typedef enum { TSR_TRUNCATE_ERROR, TSR_TRUNCATE_RIGHT, TSR_TRUNCATE_DROP } tsr_t
 
 /* Whether a part of a row alone is trained; AUTO: where the row has such a part. */
 typedef enum { TSR_LOSS_AUTO, TSR_LOSS_YES, TSR_LOSS_NO } tsr_loss_choice;
+
+/* What rows are of, beside text with labels: preferences, which DPO and KTO, or ORPO and CPO, tokenize as TRL does. */
+typedef enum { TSR_PAIRS_NONE, TSR_PAIRS_DPO, TSR_PAIRS_ORPO, TSR_PAIRS_KTO } tsr_pairs;
 
 /* Rows that are asked for, not read (tessera.h: tsr_job_options.row). next NULL: they are in files. */
 typedef struct {
@@ -68,7 +74,8 @@ typedef struct {
     const char *default_system;      /* of chats without a system turn; NULL: they have none */
     const char *
         response_template; /* what follows its last place in a row's text is trained, and no more; NULL: as above */
-    int64_t max_length; /* tokens of a sample; 0: no limit */
+    tsr_pairs pairs;
+    int64_t max_length; /* tokens of a sample, or of a document of a pair; 0: no limit */
     tsr_truncation truncation;
     int64_t vocab_size; /* ids must be below it; 0: not checked */
     int64_t skip_rows;  /* the first rows of the files, which are not even looked at */
@@ -83,8 +90,9 @@ typedef struct {
 typedef struct {
     const int32_t *ids, *labels, *lengths;
     int32_t token_count, document_count, label_count;
-    int32_t file; /* which of the files */
-    int64_t line; /* or the row, of a file that has no lines; from 1 */
+    int32_t desirable; /* of KTO: 1 or 0; of a pair, and of all others, 0 */
+    int32_t file;      /* which of the files */
+    int64_t line;      /* or the row, of a file that has no lines; from 1 */
 } tsr_sample;
 
 typedef struct {
@@ -134,6 +142,12 @@ tsr_status tsr_dataset_join(tsr_dataset **out, tsr_dataset *const *parts, int pa
 /* Takes the samples i with leaves[i] out of *data, as the data set *out, which the caller owns: it has their order, and
  * borrows their tokens from *data. Both must have samples left. TSR_ENOMEM leaves *data as it was. */
 tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves);
+
+/* Samples of KTO, in the place of *data, which the new one owns: pairs become two, all chosen answers of 1000 rows before the
+ * rejected ones, and each sample gets a second document, its prompt with the answer of the sample before it in its group of
+ * `group`, the first one with that of the last. Documents are cut to max_length (0: no limit). As TRL 1.16's KTOTrainer.
+ * TSR_ENOMEM leaves *data as it was. */
+tsr_status tsr_dataset_mismatch(tsr_dataset **data, int64_t group, int64_t max_length);
 
 int64_t tsr_dataset_sample_count(const tsr_dataset *dataset);
 tsr_sample tsr_dataset_sample(const tsr_dataset *dataset, int64_t index);

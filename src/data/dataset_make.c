@@ -82,6 +82,8 @@ void tsr_dataset_measure(tsr_dataset *data)
         hash = tsr_hash(hash, s.ids, 4 * (uint64_t)s.token_count);
         hash = tsr_hash(hash, s.labels, 4 * (uint64_t)s.token_count);
         hash = tsr_hash(hash, s.lengths, 4 * (uint64_t)s.document_count);
+        if (s.desirable)
+            hash = tsr_hash(hash, &s.desirable, sizeof s.desirable);
         stats->documents += s.document_count;
         stats->tokens += s.token_count;
         stats->label_tokens += s.label_count;

@@ -4,6 +4,7 @@
  * dataset.c       reading: files, rows, what is wrong with them; questions
  * dataset_make.c  a data set from its rows, or from a cache: figures, hash, warnings
  * dataset_view.c  data sets of the samples of others
+ * dataset_pairs.c  those of KTO
  */
 #ifndef TSR_DATA_DATASET_PARTS_H
 #define TSR_DATA_DATASET_PARTS_H
@@ -12,8 +13,9 @@
 
 typedef struct {
     uint64_t first_word;
-    int32_t token_count, document_count, label_count, file;
+    int32_t token_count, document_count, label_count, desirable;
     int64_t line;
+    int32_t file, spare;
 } tsr_sample_entry;
 
 struct tsr_dataset {

@@ -11,6 +11,7 @@ void tsr_row_free(tsr_row *row)
     free(row->ids);
     free(row->labels);
     free(row->lengths);
+    free(row->prompt);
     tsr_text_free(&row->keys);
     tsr_chat_row_free(&row->chat);
     *row = (tsr_row){0};
@@ -41,10 +42,13 @@ tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents)
     return TSR_OK;
 }
 
+#define ALL_PAIRS (1u << TSR_PAIRS_DPO | 1u << TSR_PAIRS_ORPO | 1u << TSR_PAIRS_KTO)
+
 /* What a row of each format must have; the first of them that a row has is its format. */
 static const struct {
     tsr_data_format format;
     const char *keys[2]; /* the text field stands for itself */
+    unsigned pairs;      /* bits of tsr_pairs whose rows have it; 0: NONE */
 } needed[] = {
     {TSR_DATA_PRETOKENIZED, {"input_ids"}},
     {TSR_DATA_MESSAGES, {"messages"}},
@@ -53,6 +57,9 @@ static const struct {
     {TSR_DATA_PROMPT_COMPLETION, {"prompt", "completion"}},
     {TSR_DATA_INPUT_OUTPUT, {"segments"}},
     {TSR_DATA_TEXT, {NULL}},
+    {TSR_DATA_PREFERENCE_IDS, {"chosen_ids", "rejected_ids"}, ALL_PAIRS},
+    {TSR_DATA_PREFERENCE, {"chosen", "rejected"}, ALL_PAIRS},
+    {TSR_DATA_UNPAIRED, {"completion", "label"}, 1u << TSR_PAIRS_KTO},
 };
 
 #define FORMATS (sizeof needed / sizeof *needed)
@@ -77,10 +84,24 @@ static bool has_keys(const json_t *object, size_t format, const tsr_dataset_opti
     return true;
 }
 
+static bool may_be(size_t format, const tsr_dataset_options *options)
+{
+    unsigned pairs = needed[format].pairs ? needed[format].pairs : 1u << TSR_PAIRS_NONE;
+    return pairs & 1u << options->pairs;
+}
+
+bool tsr_row_may_be(tsr_data_format format, const tsr_dataset_options *options)
+{
+    for (size_t i = 0; i < FORMATS; i++)
+        if (needed[i].format == format)
+            return may_be(i, options);
+    return false;
+}
+
 tsr_data_format tsr_row_detect(const json_t *object, const tsr_dataset_options *options)
 {
     for (size_t i = 0; i < FORMATS; i++)
-        if (has_keys(object, i, options))
+        if (may_be(i, options) && has_keys(object, i, options))
             return needed[i].format;
     return TSR_DATA_AUTO;
 }
@@ -200,22 +221,27 @@ static tsr_status check_vocabulary(const tsr_row *row, const tsr_dataset_options
 tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format format,
                         const tsr_dataset_options *options, const char *place)
 {
-    static const tsr_row_reader readers[] = {[TSR_DATA_MESSAGES] = tsr_row_read_messages,
-                                             [TSR_DATA_SHAREGPT] = tsr_row_read_sharegpt,
-                                             [TSR_DATA_ALPACA] = tsr_row_read_alpaca,
-                                             [TSR_DATA_PROMPT_COMPLETION] =
-                                                 tsr_row_read_prompt_completion,
-                                             [TSR_DATA_INPUT_OUTPUT] = tsr_row_read_input_output,
-                                             [TSR_DATA_TEXT] = tsr_row_read_text,
-                                             [TSR_DATA_PRETOKENIZED] = tsr_row_read_pretokenized};
+    static const tsr_row_reader readers[] = {
+        [TSR_DATA_MESSAGES] = tsr_row_read_messages,
+        [TSR_DATA_SHAREGPT] = tsr_row_read_sharegpt,
+        [TSR_DATA_ALPACA] = tsr_row_read_alpaca,
+        [TSR_DATA_PROMPT_COMPLETION] = tsr_row_read_prompt_completion,
+        [TSR_DATA_INPUT_OUTPUT] = tsr_row_read_input_output,
+        [TSR_DATA_TEXT] = tsr_row_read_text,
+        [TSR_DATA_PREFERENCE] = tsr_row_read_preference,
+        [TSR_DATA_PREFERENCE_IDS] = tsr_row_read_preference_ids,
+        [TSR_DATA_UNPAIRED] = tsr_row_read_unpaired,
+        [TSR_DATA_PRETOKENIZED] = tsr_row_read_pretokenized};
     const char *const text_field[] = {tsr_row_text_field(options), NULL};
+    bool tokens = format == TSR_DATA_PRETOKENIZED || format == TSR_DATA_PREFERENCE_IDS;
     row->findings = 0;
+    row->desirable = 0;
     tsr_text_clear(&row->keys);
     TSR_TRY(check_keys(object, format, options, place));
-    if (format != TSR_DATA_PRETOKENIZED)
+    if (!tokens)
         tsr_row_note_keys(row, object, text_field);
     TSR_TRY(readers[format](row, object, options, place));
-    if (format != TSR_DATA_PRETOKENIZED)
+    if (!tokens)
         TSR_TRY(check_vocabulary(row, options, place));
     settle_labels(row);
     return TSR_OK;
@@ -233,4 +259,42 @@ void tsr_row_cut(tsr_row *row, int64_t most)
     row->document_count = documents;
     row->token_count = (size_t)(most - left);
     settle_labels(row);
+}
+
+void tsr_row_cut_documents(tsr_row *row, int64_t most)
+{
+    size_t from = 0, to = 0;
+    for (size_t d = 0; d < row->document_count; d++) {
+        size_t length = (size_t)row->lengths[d], kept = length;
+        if ((int64_t)kept > most)
+            kept = (size_t)most;
+        memmove(row->ids + to, row->ids + from, kept * sizeof *row->ids);
+        memmove(row->labels + to, row->labels + from, kept * sizeof *row->labels);
+        row->lengths[d] = (int32_t)kept;
+        from += length;
+        to += kept;
+    }
+    row->token_count = to;
+    settle_labels(row);
+}
+
+int32_t tsr_row_least_labels(const tsr_row *row)
+{
+    int32_t least = INT32_MAX;
+    size_t at = 0;
+    for (size_t d = 0; d < row->document_count; d++) {
+        int32_t labels = 0;
+        for (int32_t t = 0; t < row->lengths[d]; t++)
+            labels += row->labels[at++] != TSR_LABEL_IGNORED;
+        least = labels < least ? labels : least;
+    }
+    return least;
+}
+
+int32_t tsr_row_longest(const tsr_row *row)
+{
+    int32_t longest = 0;
+    for (size_t d = 0; d < row->document_count; d++)
+        longest = row->lengths[d] > longest ? row->lengths[d] : longest;
+    return longest;
 }

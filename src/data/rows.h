@@ -13,12 +13,18 @@ typedef struct {
     size_t token_count, document_count;
     size_t token_capacity, document_capacity;
     int64_t label_count;
+    int32_t desirable; /* of KTO */
+    int32_t *prompt;   /* of a pair, while it is read */
+    size_t prompt_count, prompt_capacity;
     unsigned findings; /* a bit for each tsr_finding */
     tsr_text keys;     /* of TSR_FINDING_KEYS, each with its zero: loss_weight, is_masked */
     tsr_chat_row chat;
 } tsr_row;
 
 void tsr_row_free(tsr_row *row);
+
+/* Whether rows of such data have the format. */
+bool tsr_row_may_be(tsr_data_format format, const tsr_dataset_options *options);
 
 /* The format that the keys of a row belong to; AUTO: none that is known. */
 tsr_data_format tsr_row_detect(const json_t *object, const tsr_dataset_options *options);
@@ -37,7 +43,12 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
 /* Appends the keys that are not there yet: "loss_weight", "is_masked". */
 void tsr_row_merge_keys(tsr_text *all, const tsr_text *keys);
 
-/* Cuts *row to its first `most` tokens. */
+/* Cuts *row to its first `most` tokens; of preferences each document. */
 void tsr_row_cut(tsr_row *row, int64_t most);
+void tsr_row_cut_documents(tsr_row *row, int64_t most);
+
+/* The fewest labels of a document; the longest document. */
+int32_t tsr_row_least_labels(const tsr_row *row);
+int32_t tsr_row_longest(const tsr_row *row);
 
 #endif

@@ -66,9 +66,7 @@ static tsr_status refuse_kwargs(const json_t *object, const char *place)
                     place);
 }
 
-/* The row's own tools, a list or, as in TRL and LLaMA-Factory, JSON in a string; the caller owns *out, which is
- * NULL without tools. */
-static tsr_status read_tools(json_t **out, const json_t *object, const char *place)
+tsr_status tsr_row_read_tools(json_t **out, const json_t *object, const char *place)
 {
     json_t *tools = json_object_get(object, "tools");
     *out = NULL;
@@ -103,7 +101,7 @@ tsr_status tsr_row_read_messages(tsr_row *row, const json_t *object,
     TSR_TRY(tsr_json_array(&messages, object, "messages", place));
     if (!json_array_size(messages))
         return tsr_fail(TSR_EDATA, "%s: \"messages\" is empty", place);
-    TSR_TRY(read_tools(&tools, object, place));
+    TSR_TRY(tsr_row_read_tools(&tools, object, place));
     return encode(row, messages, tools, 0, options, place);
 }
 
@@ -116,7 +114,7 @@ tsr_status tsr_row_read_turns(tsr_row *row, const json_t *object, const json_t *
     if (!json_array_size(prompt) || !json_array_size(completion))
         return tsr_fail(TSR_EDATA, "%s: \"%s\" is empty", place,
                         json_array_size(prompt) ? "completion" : "prompt");
-    TSR_TRY(read_tools(&tools, object, place));
+    TSR_TRY(tsr_row_read_tools(&tools, object, place));
     if (!both || json_array_extend(both, (json_t *)(uintptr_t)completion))
         return tsr_fail(TSR_ENOMEM, "no memory for messages");
     size_t prompt_count = options->completion_only == TSR_LOSS_NO ? 0 : json_array_size(prompt);
@@ -255,7 +253,7 @@ tsr_status tsr_row_read_sharegpt(tsr_row *row, const json_t *object,
     tsr_status status = messages ? read_conversation(messages, row, object, place)
                                  : tsr_fail(TSR_ENOMEM, "no memory for messages");
     if (status >= 0)
-        status = read_tools(&tools, object, place);
+        status = tsr_row_read_tools(&tools, object, place);
     if (status >= 0)
         status = encode(row, messages, tools, 0, options, place);
     json_decref(messages);

@@ -6,9 +6,8 @@
 
 #include <string.h>
 
-/* out[0..count) from list `key`, each in [least, most], or -100 where `ignored`. */
-static tsr_status read_integers(int32_t *out, const json_t *list, const char *key, int64_t least,
-                                int64_t most, bool ignored, const char *place)
+tsr_status tsr_row_read_integers(int32_t *out, const json_t *list, const char *key, int64_t least,
+                                 int64_t most, bool ignored, const char *place)
 {
     size_t count = json_array_size(list);
     for (size_t i = 0; i < count; i++) {
@@ -35,7 +34,7 @@ static tsr_status read_lengths(tsr_row *row, const json_t *object, const char *p
     }
     json_t *list;
     TSR_TRY(tsr_json_array(&list, object, "seq_lengths", place));
-    TSR_TRY(read_integers(row->lengths, list, "seq_lengths", 1, INT32_MAX, false, place));
+    TSR_TRY(tsr_row_read_integers(row->lengths, list, "seq_lengths", 1, INT32_MAX, false, place));
     int64_t sum = 0;
     for (size_t i = 0; i < row->document_count; i++)
         sum += row->lengths[i];
@@ -117,9 +116,9 @@ tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
         return tsr_fail(TSR_EDATA, "%s: \"labels\" has %zu entries, but \"input_ids\" has %zu",
                         place, json_array_size(labels), count);
     TSR_TRY(tsr_row_reserve(row, count, lengths ? json_array_size(lengths) : 1));
-    TSR_TRY(read_integers(row->ids, ids, "input_ids", 0, most, false, place));
+    TSR_TRY(tsr_row_read_integers(row->ids, ids, "input_ids", 0, most, false, place));
     if (labels)
-        TSR_TRY(read_integers(row->labels, labels, "labels", 0, most, true, place));
+        TSR_TRY(tsr_row_read_integers(row->labels, labels, "labels", 0, most, true, place));
     else
         memcpy(row->labels, row->ids, count * sizeof *row->labels);
     TSR_TRY(apply_mask(row, object, "assistant_masks", place));

@@ -32,6 +32,20 @@ tsr_status tsr_row_read_input_output(tsr_row *row, const json_t *object,
 /* rows_ids.c */
 tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
                                      const tsr_dataset_options *options, const char *place);
+/* out[0..count) from list `key`, each in [least, most], or -100 where `ignored`. */
+tsr_status tsr_row_read_integers(int32_t *out, const json_t *list, const char *key, int64_t least,
+                                 int64_t most, bool ignored, const char *place);
+/* rows_pairs.c */
+tsr_status tsr_row_read_preference(tsr_row *row, const json_t *object,
+                                   const tsr_dataset_options *options, const char *place);
+tsr_status tsr_row_read_preference_ids(tsr_row *row, const json_t *object,
+                                       const tsr_dataset_options *options, const char *place);
+tsr_status tsr_row_read_unpaired(tsr_row *row, const json_t *object,
+                                 const tsr_dataset_options *options, const char *place);
+
+/* rows_chat.c: the row's own tools, a list or, as in TRL and LLaMA-Factory, JSON in a string; the caller owns *out, which is
+ * NULL without tools. */
+tsr_status tsr_row_read_tools(json_t **out, const json_t *object, const char *place);
 
 /* rows_messages.c: the messages of a row as data/chat.h takes them; the caller owns *out. *shift: by how
  * many places those of the row have moved, for the system turn that was dropped or put before them. TSR_EDATA: a content has

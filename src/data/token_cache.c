@@ -36,7 +36,7 @@ typedef struct {
     uint64_t bytes[SECTIONS], hash;
 } footer;
 
-static const char magic[16] = "tessera tokens\n1";
+static const char magic[16] = "tessera tokens\n2";
 _Static_assert(sizeof(footer) == BLOCK_BYTES, "the last block of a file");
 
 /* A hash of blocks: eight sums side by side, so that it is as fast as memory. */
@@ -193,6 +193,7 @@ static void put_key(tsr_text *out, tsr_data_format format, const tsr_dataset_opt
                     tsr_regex_library(), tsr_unicode_library());
     tsr_text_printf(out, "format %d text %s loss %d %d\n", format,
                     o->text_field ? o->text_field : "text", o->assistant_only, o->completion_only);
+    tsr_text_printf(out, "pairs %d\n", o->pairs);
     tsr_text_printf(out, "roles %u ends %d drop %d\n", o->training.roles, o->training.ends,
                     o->drop_system);
     tsr_text_printf(out, "system %d %s response %d %s\n", o->default_system != NULL,

@@ -55,23 +55,41 @@ static void clear(tsr_tokenized *row)
     *row = (tsr_tokenized){.place = place, .keys = keys};
 }
 
+/* Each document by itself; what is left of an answer must be something. Those of KTO are cut when all their documents are there
+ * (tsr_dataset_mismatch). */
+static tsr_status cut_pair(tsr_tokenized *out, tsr_row *row, const tsr_dataset_options *options)
+{
+    if (options->pairs != TSR_PAIRS_KTO) {
+        tsr_row_cut_documents(row, options->max_length);
+        out->fate = tsr_row_least_labels(row) ? TSR_ROW_CUT : TSR_ROW_EMPTIED;
+        return TSR_OK;
+    }
+    int64_t prompt = row->lengths[0];
+    while (prompt > 0 && row->labels[prompt - 1] != TSR_LABEL_IGNORED)
+        prompt--;
+    out->fate = prompt < options->max_length ? TSR_ROW_CUT : TSR_ROW_EMPTIED;
+    return TSR_OK;
+}
+
 /* Applies max_length. */
 static tsr_status truncate_row(tsr_tokenized *out, tsr_row *row, const tsr_dataset_options *options)
 {
     int64_t labels = row->label_count;
-    out->length = row->token_count;
-    if (options->max_length <= 0 || (int64_t)row->token_count <= options->max_length)
+    bool pairs = options->pairs != TSR_PAIRS_NONE;
+    out->length = pairs ? (size_t)tsr_row_longest(row) : row->token_count;
+    if (options->max_length <= 0 || (int64_t)out->length <= options->max_length)
         return TSR_OK;
     if (options->truncation == TSR_TRUNCATE_ERROR)
         return tsr_fail(
             TSR_EDATA,
             "%s: the row has %zu tokens, max_length is %lld; raise max_length (this row "
             "needs %zu), or set truncation to right (cuts) or drop",
-            tsr_text_string(&out->place), row->token_count, (long long)options->max_length,
-            row->token_count);
+            tsr_text_string(&out->place), out->length, (long long)options->max_length, out->length);
     out->fate = TSR_ROW_TOO_LONG;
     if (options->truncation == TSR_TRUNCATE_DROP)
         return TSR_OK;
+    if (pairs)
+        return cut_pair(out, row, options);
     tsr_row_cut(row, options->max_length);
     out->fate = row->label_count || !labels ? TSR_ROW_CUT : TSR_ROW_EMPTIED;
     return TSR_OK;
@@ -89,6 +107,7 @@ static tsr_status copy(tsr_tokenized *out, const tsr_row *row)
     out->token_count = (int32_t)tokens;
     out->document_count = (int32_t)documents;
     out->label_count = (int32_t)row->label_count;
+    out->desirable = row->desirable;
     out->findings = row->findings;
     return TSR_OK;
 }
