@@ -88,6 +88,17 @@ typedef struct tsr_job_bootstrap {
 /* Severities of tsr_job_options.log. */
 enum tsr_job_severity { TSR_JOB_ERROR, TSR_JOB_WARNING, TSR_JOB_INFO, TSR_JOB_DEBUG };
 
+/* Of an objective over preferences (dpo, orpo, cpo, kto), by TRL's names (docs/objectives.md): means over the step's
+ * micro-batches of what each has; NaN: not of this objective, of no micro-batch, or skipped. present 0: the objective is sft,
+ * and all of these are 0. */
+typedef struct tsr_job_preference {
+    int present;
+    double reward_chosen, reward_rejected, reward_margin;
+    double reward_accuracy; /* share of pairs whose chosen answer has the larger reward */
+    double logp_chosen, logp_rejected; /* log-probabilities of answers */
+    double nll_loss, log_odds_ratio, log_odds_chosen, kl;
+} tsr_job_preference;
+
 /* What one optimizer step did. Every rank gets the same figures, except for step_s, tokens_per_s, device_bytes and
  * exposed_s. Begin with TSR_JOB_REPORT_INIT. Members that this library does not know are set to 0. */
 typedef struct tsr_job_report {
@@ -95,8 +106,8 @@ typedef struct tsr_job_report {
     int64_t step;        /* from 1 */
     int64_t total_steps; /* of the whole run */
     double epoch;        /* samples seen / samples in the data set */
-    double loss;         /* mean over all label tokens of the step; NaN: skipped */
-    double grad_norm;    /* before clipping; NaN: skipped */
+    double loss;      /* mean over all label tokens of the step, or the objective's; NaN: skipped */
+    double grad_norm; /* before clipping; NaN: skipped */
     double learning_rate;
     int64_t label_tokens, input_tokens;
     double step_s, tokens_per_s; /* input tokens of all ranks a second */
@@ -121,6 +132,7 @@ typedef struct tsr_job_report {
     double
         aux_loss; /* without router_aux_loss_coef; not part of `loss`; NaN: not computed, or skipped */
     int64_t expert_dropped; /* choices that moe_capacity_factor left out */
+    tsr_job_preference preference;
 } tsr_job_report;
 
 #define TSR_JOB_REPORT_INIT TSR_SIZED(tsr_job_report)
@@ -137,6 +149,7 @@ typedef struct tsr_job_evaluation {
     int save;    /* 1: load_best_model_at_end or the run's end asks for a checkpoint now */
     int last;    /* 1: no further step will run; early_stopping_patience may have ended the run */
     double mean_token_accuracy, entropy; /* as of a step; NaN: not finite, or stopped */
+    tsr_job_preference preference;
 } tsr_job_evaluation;
 
 #define TSR_JOB_EVALUATION_INIT TSR_SIZED(tsr_job_evaluation)

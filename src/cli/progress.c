@@ -268,6 +268,23 @@ static void put_experts(tsr_progress *p, const tsr_job_report *step)
     tsr_number_put(&p->text, step->aux_loss, 4);
 }
 
+/* Of pairs: how far chosen answers are ahead, and how many of them are. */
+static void put_preference(tsr_progress *p, const tsr_job_preference *preference)
+{
+    const struct {
+        const char *name;
+        double value;
+    } values[] = {{"  margin ", preference->reward_margin},
+                  {"  accuracy ", preference->reward_accuracy},
+                  {"  kl ", preference->kl}};
+    for (size_t i = 0; preference->present && i < sizeof values / sizeof *values; i++) {
+        if (isnan(values[i].value))
+            continue;
+        tsr_text_puts(&p->text, values[i].name);
+        tsr_number_put(&p->text, values[i].value, 4);
+    }
+}
+
 void tsr_progress_step(tsr_progress *p, const tsr_job_report *step)
 {
     bool first = p->last.step == 0;
@@ -289,6 +306,7 @@ void tsr_progress_step(tsr_progress *p, const tsr_job_report *step)
     tsr_text_puts(&p->text, "  grad_norm ");
     tsr_number_put(&p->text, step->grad_norm, 4);
     put_experts(p, step);
+    put_preference(p, &step->preference);
     tsr_text_puts(&p->text, "\n");
     emit(p);
 }

@@ -17,6 +17,7 @@
 #include "adapters/init.h"
 #include "base/status.h"
 #include "base/text.h"
+#include "kernels/objective.h"
 #include "optim/schedule.h"
 
 #include <stdbool.h>
@@ -48,7 +49,10 @@ typedef enum {
     TSR_CONFIG_FORMAT_PROMPT_COMPLETION,
     TSR_CONFIG_FORMAT_INPUT_OUTPUT,
     TSR_CONFIG_FORMAT_TEXT,
-    TSR_CONFIG_FORMAT_PRETOKENIZED
+    TSR_CONFIG_FORMAT_PRETOKENIZED,
+    TSR_CONFIG_FORMAT_PREFERENCE,
+    TSR_CONFIG_FORMAT_PREFERENCE_IDS,
+    TSR_CONFIG_FORMAT_UNPAIRED
 } tsr_config_format;
 typedef enum {
     TSR_CONFIG_TRUNCATION_ERROR,
@@ -223,6 +227,11 @@ typedef struct {
     tsr_config_names special_tokens; /* a word each */
     /* tsr_config_date reads it; NULL: the day the run begins, which the job sets where a template asks for it */
     const char *chat_template_date;
+    /* objective */
+    tsr_objective objective; /* after loading with its losses */
+    tsr_config_strings loss_type, loss_weights;
+    const char *ref_adapter; /* NULL: the model before step 1; "base": without an adapter */
+    bool disable_dropout;    /* after loading, with an objective: lora_dropout is 0 */
     /* adapter */
     int64_t lora_r;
     double lora_alpha, lora_dropout;
@@ -349,6 +358,9 @@ bool tsr_config_is_set(const tsr_config *config, const char *key);
 
 /* Where: "job.yaml:12", "override lora_r=8" or "default". Borrowed. */
 const char *tsr_config_where(const tsr_config *config, const char *key);
+
+/* "dpo". Static. */
+const char *tsr_config_objective_name(tsr_objective_kind kind);
 
 /* Whether there are rows to evaluate: an eval_dataset, or what validation_split holds out of dataset. */
 bool tsr_config_evaluates(const tsr_config *config);

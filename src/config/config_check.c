@@ -524,6 +524,7 @@ void tsr_config_derive(tsr_config *config)
             tsr_config_evaluates(config) ? TSR_CONFIG_CHOICE_YES : TSR_CONFIG_CHOICE_NO;
     if (config->eval_steps == 0)
         config->eval_steps = config->logging_steps;
+    tsr_config_derive_objective(config);
 }
 
 void tsr_config_check(tsr_config *config, const tsr_config_source *source,
@@ -541,6 +542,7 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_adapter(&c);
     check_start(&c);
     check_schedule(&c);
+    tsr_config_check_objective(config, errors);
     check_quantize(&c);
     if (source->use != TSR_CONFIG_MERGE && source->use != TSR_CONFIG_QUANTIZE)
         check_device(&c); /* these two compute on the host whatever the keys say */

@@ -131,6 +131,10 @@ void tsr_config_put(tsr_text *out, const void *fields, const tsr_key *key);
 bool tsr_config_same_text(const tsr_config *config, const tsr_key *key, const char *was,
                           const char *now);
 
+/* The same of the objective. (config_objective.c) */
+void tsr_config_derive_objective(tsr_config *config);
+void tsr_config_check_objective(const tsr_config *config, tsr_config_errors *errors);
+
 /* Sets defaults that follow other keys, then says in `errors` what does not go together.
  * (config_check.c) */
 void tsr_config_derive(tsr_config *config);

@@ -5,6 +5,7 @@
 #include "inputs/earlier.h"
 #include "inputs/experts.h"
 #include "inputs/kind.h"
+#include "inputs/objective.h"
 #include "inputs/sets.h"
 #include "io/missing.h"
 #include "model/arch/arch.h"
@@ -240,6 +241,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(check_whole(inputs));
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
+    TSR_TRY(tsr_inputs_check_objective(inputs));
     TSR_TRY(tsr_inputs_open_router_bias(inputs));
     TSR_TRY(group_units(&inputs->layout, config));
     if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE)
@@ -376,9 +378,46 @@ static void warn_of_warmup(const tsr_config *config, int64_t steps)
             config->learning_rate * (double)(steps - 1) / (double)warmup, config->learning_rate);
 }
 
+/* What an objective has of a micro-batch's documents. */
+static void set_pairs(tsr_batch_options *options, const tsr_config *config)
+{
+    options->pairs = tsr_inputs_pairs(config);
+    options->whole_chosen = config->objective.kind == TSR_OBJECTIVE_ORPO;
+    options->split_beyond =
+        config->objective.kind == TSR_OBJECTIVE_DPO && config->objective.ld_alpha < 1;
+}
+
+/* Of KTO, whose batches are of rows that were put together before they are shuffled. */
+static tsr_status mismatch(tsr_dataset **data, const tsr_config *config, int64_t group)
+{
+    return config->objective.kind == TSR_OBJECTIVE_KTO
+               ? tsr_dataset_mismatch(data, group, config->max_length)
+               : TSR_OK;
+}
+
+/* All samples once, in their order. */
+static tsr_status make_reference(tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
+    tsr_batch_options options = {.dataset = inputs->dataset,
+                                 .name = "dataset",
+                                 .packing = config->packing,
+                                 .max_length = config->max_length,
+                                 .per_device = config->per_device_train_batch_size,
+                                 .ranks = ranks,
+                                 .evaluation = true};
+    if (!tsr_inputs_has_reference(config))
+        return TSR_OK;
+    set_pairs(&options, config);
+    TSR_TRY(tsr_batch_create(&inputs->reference_batch, &options));
+    widen_bounds(inputs, inputs->reference_batch);
+    return TSR_OK;
+}
+
 static tsr_status make_training(tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
+    TSR_TRY(mismatch(&inputs->dataset, config, config->per_device_train_batch_size));
     tsr_batch_options options = {.dataset = inputs->dataset,
                                  .name = "dataset",
                                  .shuffle = config->shuffle,
@@ -393,13 +432,14 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
                                  .drop_last = config->dataloader_drop_last,
                                  .epochs = config->num_train_epochs,
                                  .max_steps = config->max_steps};
+    set_pairs(&options, config);
     TSR_TRY(tsr_batch_create(&inputs->batch, &options));
     warn_of_warmup(config, tsr_batch_run_of(inputs->batch)->steps);
     if (config->packing)
         say_packing(inputs->batch, inputs->dataset, "dataset", config->max_length);
     inputs->contributions = (uint64_t)tsr_batch_run_of(inputs->batch)->step_micro;
     widen_bounds(inputs, inputs->batch);
-    return TSR_OK;
+    return make_reference(inputs, ranks);
 }
 
 static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
@@ -407,6 +447,7 @@ static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
     const tsr_config *config = &inputs->config;
     const char *name = config->eval_dataset.count ? "eval_dataset" : "validation_split";
     TSR_TRY(tsr_inputs_load_evaluation(inputs));
+    TSR_TRY(mismatch(&inputs->eval_dataset, config, config->per_device_eval_batch_size));
     tsr_batch_options options = {.dataset = inputs->eval_dataset,
                                  .name = name,
                                  .packing = config->eval_packing == TSR_CONFIG_CHOICE_YES,
@@ -414,6 +455,7 @@ static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
                                  .per_device = config->per_device_eval_batch_size,
                                  .ranks = ranks,
                                  .evaluation = true};
+    set_pairs(&options, config);
     TSR_TRY(tsr_batch_create(&inputs->eval_batch, &options));
     if (options.packing)
         say_packing(inputs->eval_batch, inputs->eval_dataset, name, config->max_length);
@@ -489,13 +531,13 @@ void tsr_inputs_assume_data(tsr_inputs *inputs)
 {
     const tsr_config *config = &inputs->config;
     int64_t length = config->max_length ? config->max_length : 2048;
-    int64_t tokens = config->per_device_train_batch_size * length;
+    int64_t documents =
+        config->per_device_train_batch_size * (config->objective.kind == TSR_OBJECTIVE_SFT ? 1 : 2);
+    int64_t tokens = documents * length;
     if (config->max_steps > 0)
         warn_of_warmup(config, config->max_steps);
-    inputs->bounds = (tsr_batch_bounds){.tokens = tokens,
-                                        .documents = config->per_device_train_batch_size,
-                                        .label_rows = tokens,
-                                        .longest = length};
+    inputs->bounds = (tsr_batch_bounds){
+        .tokens = tokens, .documents = documents, .label_rows = tokens, .longest = length};
     inputs->contributions = 1024;
 }
 
@@ -574,6 +616,7 @@ void tsr_inputs_close(tsr_inputs *inputs)
 {
     tsr_batch_destroy(inputs->batch);
     tsr_batch_destroy(inputs->eval_batch);
+    tsr_batch_destroy(inputs->reference_batch);
     tsr_dataset_destroy(inputs->dataset);
     tsr_dataset_destroy(inputs->eval_dataset);
     tsr_paths_free(&inputs->files);

@@ -32,6 +32,8 @@ typedef struct {
         eval_files; /* that the configuration's paths name; with rows.next those paths */
     tsr_dataset *dataset, *eval_dataset;
     tsr_batch *batch, *eval_batch; /* NULL where there is no data set */
+    tsr_batch *
+        reference_batch; /* all samples of `dataset`, for an objective's reference; NULL: it has none */
     tsr_train_adapter adapter;
     tsr_adapter_module *modules;
     uint64_t module_count;

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "data/held_out.h"
 #include "data/mix.h"
+#include "inputs/objective.h"
 #include "inputs/slice.h"
 #include "io/user_cache.h"
 #include "model/arch/arch.h"
@@ -320,7 +321,10 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
         [TSR_CONFIG_FORMAT_PROMPT_COMPLETION] = TSR_DATA_PROMPT_COMPLETION,
         [TSR_CONFIG_FORMAT_INPUT_OUTPUT] = TSR_DATA_INPUT_OUTPUT,
         [TSR_CONFIG_FORMAT_TEXT] = TSR_DATA_TEXT,
-        [TSR_CONFIG_FORMAT_PRETOKENIZED] = TSR_DATA_PRETOKENIZED};
+        [TSR_CONFIG_FORMAT_PRETOKENIZED] = TSR_DATA_PRETOKENIZED,
+        [TSR_CONFIG_FORMAT_PREFERENCE] = TSR_DATA_PREFERENCE,
+        [TSR_CONFIG_FORMAT_PREFERENCE_IDS] = TSR_DATA_PREFERENCE_IDS,
+        [TSR_CONFIG_FORMAT_UNPAIRED] = TSR_DATA_UNPAIRED};
     static const tsr_truncation truncations[] = {[TSR_CONFIG_TRUNCATION_ERROR] = TSR_TRUNCATE_ERROR,
                                                  [TSR_CONFIG_TRUNCATION_RIGHT] = TSR_TRUNCATE_RIGHT,
                                                  [TSR_CONFIG_TRUNCATION_DROP] = TSR_TRUNCATE_DROP};
@@ -342,6 +346,7 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
     options.response_template = config->response_template;
     options.max_length = config->max_length;
     options.truncation = truncations[config->truncation];
+    options.pairs = tsr_inputs_pairs(config);
     options.vocab_size = (int64_t)inputs->model.vocab_size;
     options.threads = inputs->threads;
     options.cache = find_cache(inputs);
@@ -361,7 +366,10 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
         options.default_system = config->default_system;
         options.drop_system = set->drop_system;
         TSR_TRY(choose_training(&options, config, set));
-    } else if (options.format != TSR_DATA_PRETOKENIZED) {
+        if (options.pairs == TSR_PAIRS_ORPO) /* whose chats end with it too */
+            TSR_TRY(find_eos(&options.eos_id, inputs));
+    } else if (options.format != TSR_DATA_PRETOKENIZED &&
+               options.format != TSR_DATA_PREFERENCE_IDS) {
         TSR_TRY(open_tokenizer(inputs));
         if (options.format != TSR_DATA_INPUT_OUTPUT) /* which ends as its text does */
             TSR_TRY(find_eos(&options.eos_id, inputs));

@@ -5,6 +5,7 @@
  *     state-00001-of-00003.safetensors ...     each rank of the first shard group: what it owns of
  *                                              each tensor's master, exp_avg and exp_avg_sq, fp32
  *     router_bias.safetensors                  rank 0, where routers have biases of their own
+ *     reference.safetensors                    rank 0, of an objective with a reference: its sums
  *     matmuls.txt                              rank 0, where matmuls are chosen
  *     manifest.json                            rank 0; its "state" is written here and read by
  *                                              resume.c
@@ -209,18 +210,24 @@ static tsr_status describe(json_t **out, tsr_job *job)
 /* Rank 0, when all files are there but its own small ones. */
 static tsr_status commit(tsr_job *job, const tsr_folder *folder)
 {
-    static const char *const names[] = {TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE,
-                                        TSR_PEFT_CARD_FILE, TSR_MATMULS_FILE,
-                                        TSR_PEFT_ROUTER_BIAS_FILE};
-    bool biases = tsr_model_router_bias(job->model) != NULL;
+    static const char *const names[] = {TSR_PEFT_WEIGHTS_FILE,     TSR_PEFT_CONFIG_FILE,
+                                        TSR_PEFT_CARD_FILE,        TSR_MATMULS_FILE,
+                                        TSR_PEFT_ROUTER_BIAS_FILE, TSR_JOB_REFERENCE_FILE};
+    const bool written[] = {true,
+                            true,
+                            true,
+                            job->matmuls.length > 0,
+                            tsr_model_router_bias(job->model) != NULL,
+                            job->reference[0] != NULL};
     json_auto_t *state = NULL;
     int count = job->decision.group;
-    bool choices = job->matmuls.length > 0;
-    if (choices)
+    if (job->reference[0])
+        TSR_TRY(tsr_job_write_reference(job, folder));
+    if (job->matmuls.length > 0)
         TSR_TRY(tsr_file_write_in(folder, TSR_MATMULS_FILE, tsr_text_string(&job->matmuls),
                                   job->matmuls.length));
-    for (int i = 0; i < 5; i++)
-        if (i < 3 || (i == 3 ? choices : biases))
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (written[i])
             TSR_TRY(tsr_snapshot_measure(&job->files[count++], folder, names[i]));
     TSR_TRY(describe(&state, job));
     return tsr_snapshot_commit(job->output, job->done, state, job->files, count);

@@ -547,6 +547,9 @@ void tsr_job_destroy(tsr_job *job)
     free(job->chunk_spans);
     free(job->files);
     free(job->word);
+    free(job->reference[0]);
+    free(job->reference[1]);
+    free(job->staged_reference);
     tsr_snapshot_close(job->resume);
     tsr_text_free(&job->matmuls);
     tsr_arena_destroy(job->device_arena);

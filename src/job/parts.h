@@ -1,6 +1,6 @@
 /*
  * job/parts.h: a job's state, shared by job.c (its life), start.c (memory and weights),
- * matmuls.c (how the matmuls are done), step.c (steps and evaluation), save.c (what is
+ * matmuls.c (how the matmuls are done), step.c (steps and evaluation), preference.c (objectives), save.c (what is
  * written into output_dir), adapter.c, checkpoint.c and resume.c. Inside src/job, and
  * for tests that look inside.
  */
@@ -95,6 +95,9 @@ struct tsr_job {
     tsr_text matmuls; /* of rank 0: how they are done; empty on the CPU */
     tsr_executor *executor;
     tsr_micro_batch micro, eval_micro;
+    /* Of an objective with a reference: of each sample of the training and of the evaluation the sums of its documents,
+     * [samples, 2, TSR_PARTS] (NULL: there is none), and room for those of a micro-batch. */
+    double *reference[2], *staged_reference;
     bool staged_ahead; /* the next round's micro-batch is on its way already */
     bool staged_empty; /* the one staged last has no tokens */
     /* optimizer */
@@ -203,6 +206,21 @@ tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job);
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
                                const tsr_batch_step_info *info, bool train);
 tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
+/* The same of one whose documents' sums alone are wanted. */
+tsr_status tsr_job_stage_reference(tsr_job *job, const tsr_micro_batch *micro,
+                                   const tsr_batch_step_info *info);
+
+/* An objective (preference.c). The reference's sums: of a new run made, with the model as it is then, or without its
+ * adapter (collective); written into a checkpoint's folder, by rank 0, and read. Those of a micro-batch, for the model; and
+ * what words behind TSR_WORD_COUNT say of a step or an evaluation. */
+#define TSR_JOB_REFERENCE_FILE "reference.safetensors" /* in checkpoints */
+tsr_status tsr_job_make_reference(tsr_job *job);
+tsr_status tsr_job_write_reference(const tsr_job *job, const tsr_folder *folder);
+tsr_status tsr_job_read_reference(tsr_job *job, const tsr_snapshot *snapshot);
+void tsr_job_stage_preference(tsr_job *job, tsr_model_batch *batch, const tsr_micro_batch *micro,
+                              const tsr_batch_step_info *info, bool train);
+void tsr_job_take_preference(tsr_job_preference *out, const tsr_job *job, const int64_t *word,
+                             int64_t micro_count);
 
 /* Too many steps in a row changed nothing, or all of the run: says where the last one broke. Collective. */
 tsr_status tsr_job_give_up(tsr_job *job);

@@ -434,6 +434,7 @@ tsr_status tsr_job_restore(tsr_job *job)
     job->metrics_bytes = (uint64_t)metrics_bytes;
     if (job->continues)
         job->saved = job->done;
+    TSR_TRY(tsr_job_read_reference(job, job->resume));
     return tsr_job_resume_best(job);
 }
 

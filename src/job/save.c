@@ -210,6 +210,20 @@ static tsr_status write_events(tsr_job *job, int64_t step, const scalar *scalars
     return TSR_OK;
 }
 
+/* "train/rewards/chosen" */
+static tsr_status write_preference(tsr_job *job, int64_t step, const tsr_job_preference *preference,
+                                   const char *before)
+{
+    tsr_metrics_value values[TSR_METRICS_PREFERENCE];
+    int count = tsr_metrics_preference(values, preference);
+    for (int i = 0; i < count; i++) {
+        char tag[64];
+        snprintf(tag, sizeof tag, "%s%s", before, values[i].name);
+        TSR_TRY(write_events(job, step, &(scalar){tag, values[i].value}, 1));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step)
 {
     const scalar scalars[] = {{"train/loss", step->loss},
@@ -227,7 +241,8 @@ tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step)
         return TSR_OK;
     TSR_TRY(tsr_metrics_write_step(job->metrics, step));
     TSR_TRY(write_events(job, step->step, scalars, sizeof scalars / sizeof *scalars));
-    return write_events(job, step->step, experts, expert_count);
+    TSR_TRY(write_events(job, step->step, experts, expert_count));
+    return write_preference(job, step->step, &step->preference, "train/");
 }
 
 /* The loss first: a run that goes on before it cuts off what follows. */
@@ -239,7 +254,8 @@ tsr_status tsr_job_record_eval(tsr_job *job, const tsr_job_evaluation *evaluatio
     if (!job->metrics)
         return TSR_OK;
     TSR_TRY(tsr_metrics_write_eval(job->metrics, job->done, evaluation));
-    return write_events(job, job->done, scalars, sizeof scalars / sizeof *scalars);
+    TSR_TRY(write_events(job, job->done, scalars, sizeof scalars / sizeof *scalars));
+    return write_preference(job, job->done, &evaluation->preference, "eval/");
 }
 
 /* Values that were left to the runtime are written as they were decided; but not the size of a

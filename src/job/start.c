@@ -36,7 +36,7 @@ static tsr_status take_memory(tsr_job *job)
     TSR_TRY(tsr_decision_walk(d, &job->inputs, &job->view, &taker, job->model, &job->buffers));
     TSR_TRY(tsr_taker_finish(&taker));
     job->sums = job->buffers.sums;
-    job->files = calloc((size_t)job->view.ranks + 5, sizeof *job->files);
+    job->files = calloc((size_t)job->view.ranks + 6, sizeof *job->files);
     job->word = calloc(tsr_store_words(&job->decision.store), sizeof *job->word);
     if (!job->files || !job->word)
         return tsr_fail(TSR_ENOMEM, "out of memory for what a job keeps on the host");
@@ -478,7 +478,7 @@ static tsr_status start(tsr_job *job)
     TSR_TRY(tsr_executor_prologue(job->executor));
     if (job->inputs.adapter.present && job->inputs.adapter.fresh_magnitudes && !job->resume)
         TSR_TRY(fresh_magnitudes(job));
-    return TSR_OK;
+    return tsr_job_make_reference(job);
 }
 
 static tsr_status decide_and_start(tsr_job *job)

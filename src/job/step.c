@@ -1,6 +1,7 @@
 /*
  * step.c: one optimizer step, and one evaluation.
  */
+#include "base/auto.h"
 #include "job/parts.h"
 #include "job/sized.h"
 
@@ -25,22 +26,30 @@ static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view
                              gradient);
 }
 
-/* What experts had to do in the step, behind the word. */
-static tsr_status take_loads(tsr_job *job, int64_t *word)
+/* `count` sums of the model, which begin again. */
+static tsr_status take_words(tsr_job *job, int64_t *word, int64_t *sums, uint64_t count)
 {
     tsr_stream *stream = job->streams.stream[TSR_STREAM_OPTIM];
-    int64_t *loads = tsr_model_loads(job->model);
-    uint64_t bytes = job->decision.plan->options.more_words * sizeof *loads;
-    if (!bytes)
+    if (!count)
         return TSR_OK;
-    TSR_TRY(tsr_stream_copy(stream, word + TSR_WORD_COUNT, loads, bytes));
-    return tsr_stream_fill(stream, loads, 0, bytes);
+    TSR_TRY(tsr_stream_copy(stream, word, sums, count * sizeof *sums));
+    return tsr_stream_fill(stream, sums, 0, count * sizeof *sums);
+}
+
+/* Behind the word what experts had to do in the step, and what the objective reports. */
+static tsr_status take_more(tsr_job *job, int64_t *word)
+{
+    uint64_t loads = tsr_decision_loads(&job->decision, &job->inputs.layout);
+    int64_t *words = tsr_model_preference_words(job->model);
+    word += TSR_WORD_COUNT;
+    TSR_TRY(take_words(job, word, tsr_model_loads(job->model), loads));
+    return take_words(job, word + loads, words, words ? TSR_PREFERENCE_WORDS : 0);
 }
 
 static tsr_status on_tally(void *user, int64_t *word)
 {
     tsr_job *job = user;
-    TSR_TRY(take_loads(job, word));
+    TSR_TRY(take_more(job, word));
     return job->decision.model.kernels->step_sums(
         job->streams.stream[TSR_STREAM_OPTIM],
         &(tsr_step_sums_args){.loss = &job->sums->loss,
@@ -118,11 +127,11 @@ static double noise_of(const tsr_job *job, const tsr_micro_batch *micro)
     return longest ? config->neftune_noise_alpha / sqrt((double)longest * columns) : 0;
 }
 
-tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
-                               const tsr_batch_step_info *info, bool train)
+static tsr_model_batch batch_of(const tsr_job *job, const tsr_micro_batch *micro,
+                                const tsr_batch_step_info *info, bool train)
 {
     double coefficient = train ? job->inputs.config.router_aux_loss_coef : 0;
-    tsr_model_batch batch = {.tokens = micro->token_count,
+    return (tsr_model_batch){.tokens = micro->token_count,
                              .documents = micro->document_count,
                              .label_rows = micro->label_count,
                              .ids = micro->ids,
@@ -137,6 +146,24 @@ tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
                              .aux_weight = coefficient / (double)info->micro_count,
                              .noise = train ? noise_of(job, micro) : 0,
                              .train = train};
+}
+
+tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
+                               const tsr_batch_step_info *info, bool train)
+{
+    tsr_model_batch batch = batch_of(job, micro, info, train);
+    tsr_job_stage_preference(job, &batch, micro, info, train);
+    job->staged_empty = micro->token_count == 0;
+    return tsr_model_stage(job->model, &batch);
+}
+
+tsr_status tsr_job_stage_reference(tsr_job *job, const tsr_micro_batch *micro,
+                                   const tsr_batch_step_info *info)
+{
+    tsr_model_batch batch = batch_of(job, micro, info, false);
+    batch.part = micro->part;
+    batch.desirable = micro->desirable;
+    batch.sums_alone = true;
     job->staged_empty = micro->token_count == 0;
     return tsr_model_stage(job->model, &batch);
 }
@@ -281,6 +308,15 @@ tsr_status tsr_job_give_up(tsr_job *job)
                           : "lower learning_rate, or look at the data of these steps");
 }
 
+/* The loss is the mean over all labels, or of an objective over the micro-batches. */
+static double loss_of(const tsr_job *job, const int64_t *word, const tsr_batch_step_info *info)
+{
+    bool labels = job->inputs.config.objective.kind == TSR_OBJECTIVE_SFT;
+    return tsr_word_discards(word)
+               ? NAN
+               : tsr_word_loss(word) / (double)(labels ? info->label_tokens : info->micro_count);
+}
+
 /* Means over the label tokens; of a step that is discarded there are none. */
 static void take_reported(double *accuracy, double *entropy, const int64_t *word,
                           int64_t label_tokens)
@@ -329,7 +365,7 @@ static void take_experts(tsr_job_report *report, const tsr_job *job,
                          const tsr_batch_step_info *info)
 {
     const int64_t *word = job->word, *load = word + TSR_WORD_COUNT;
-    uint64_t count = job->decision.plan->options.more_words, experts;
+    uint64_t count = tsr_decision_loads(&job->decision, &job->inputs.layout), experts;
     int64_t empty = 0;
     if (!count)
         return;
@@ -360,7 +396,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
         .step = job->done,
         .total_steps = job->total_steps,
         .epoch = info->progress,
-        .loss = discards ? NAN : tsr_word_loss(word) / (double)info->label_tokens,
+        .loss = loss_of(job, word, info),
         .grad_norm = discards ? NAN : tsr_grad_norm(tsr_word_norm(word)),
         .learning_rate = job->adamw.learning_rate,
         .label_tokens = info->label_tokens,
@@ -372,6 +408,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     };
     take_reported(&report->mean_token_accuracy, &report->entropy, word, info->label_tokens);
     take_experts(report, job, info);
+    tsr_job_take_preference(&report->preference, job, word, info->micro_count);
     report->tokens_per_s = (double)info->input_tokens / report->step_s;
     job->word_time = now;
     job->exposed_before = exposed;
@@ -467,8 +504,8 @@ static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, in
         const tsr_host_flags flags = stops ? host_flags(job) : (tsr_host_flags){0};
         TSR_TRY(tsr_executor_eval_end(job->executor, &flags));
         TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
-        for (int i = 0; i < TSR_WORD_SPARE; i++)
-            sum[i] += job->word[i];
+        for (uint64_t i = 0; i < tsr_store_words(&job->decision.store); i++)
+            sum[i] += i < TSR_WORD_SPARE || i >= TSR_WORD_COUNT ? job->word[i] : 0;
         *stopped = end < count && asks_to_stop(job->word);
     }
     return TSR_OK;
@@ -477,9 +514,11 @@ static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, in
 static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
 {
     tsr_batch_step_info info;
-    int64_t word[TSR_WORD_COUNT] = {0};
+    TSR_AUTO_FREE int64_t *word = calloc(tsr_store_words(&job->decision.store), sizeof *word);
     double before = tsr_now();
     bool stopped;
+    if (!word)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the sums of an evaluation");
     TSR_TRY(tsr_batch_step(job->inputs.eval_batch, 0, &info));
     if (job->staged_ahead) /* the next training step's: it will be staged again */
         TSR_TRY(tsr_model_unstage(job->model));
@@ -490,14 +529,15 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
     if (alone)
         TSR_TRY(tsr_trace_done(job->trace, 0, true));
     job->exposed_before = tsr_job_exposed(job); /* no part of the next step's either */
-    double loss =
-        stopped || tsr_word_discards(word) ? NAN : tsr_word_loss(word) / (double)info.label_tokens;
+    double loss = stopped ? NAN : loss_of(job, word, &info);
     tsr_job_evaluation own = {.loss = loss,
                               .perplexity = exp(loss),
                               .label_tokens = info.label_tokens,
                               .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
                               .stopped = stopped};
     take_reported(&own.mean_token_accuracy, &own.entropy, word, info.label_tokens);
+    if (!stopped)
+        tsr_job_take_preference(&own.preference, job, word, info.micro_count);
     if (stopped)
         own.mean_token_accuracy = own.entropy = NAN;
     job->word_time += tsr_now() - before; /* no part of the next step's time */

@@ -73,25 +73,28 @@ static tsr_status finish(tsr_model *model)
     float *mean_row = a->row_parts ? a->row_parts + TSR_HEAD_PARTS * width(model) : NULL;
     uint64_t vocabulary = model->options.layout->config.vocab_size;
     tsr_head_state state = state_of(model);
+    bool weighed = model->options.objective != NULL;
     model->mean_row_known = true;
-    return model->options.kernels->head_finish(
-        model->compute, &(tsr_head_finish_args){.state = state,
-                                                .dh = !s->batch.train    ? NULL
-                                                      : low_width(model) ? a->head.d_rows
-                                                                         : a->head.rows,
-                                                .nll = a->nll,
-                                                .loss = model->sums.loss,
-                                                .loss_overflow = model->sums.loss_overflow,
-                                                .correct = model->sums.correct,
-                                                .entropy = model->sums.entropy,
-                                                .rows = s->batch.label_rows,
-                                                .d = joined_width(model),
-                                                .scale = (float)(1 / s->batch.label_tokens),
-                                                .dtype = model->options.dtype,
-                                                .smoothing = model->options.label_smoothing,
-                                                .h = a->head.rows,
-                                                .mean_row = mean_row,
-                                                .vocabulary = (int64_t)vocabulary});
+    TSR_TRY(model->options.kernels->head_finish(
+        model->compute,
+        &(tsr_head_finish_args){.state = state,
+                                .dh = !s->batch.train    ? NULL
+                                      : low_width(model) ? a->head.d_rows
+                                                         : a->head.rows,
+                                .nll = a->nll,
+                                .loss = tsr_model_loss_word(model),
+                                .loss_overflow = model->sums.loss_overflow,
+                                .correct = model->sums.correct,
+                                .entropy = model->sums.entropy,
+                                .rows = s->batch.label_rows,
+                                .d = joined_width(model),
+                                .scale = weighed ? 1 : (float)(1 / s->batch.label_tokens),
+                                .dtype = model->options.dtype,
+                                .smoothing = model->options.label_smoothing,
+                                .h = a->head.rows,
+                                .mean_row = mean_row,
+                                .vocabulary = (int64_t)vocabulary}));
+    return weighed ? tsr_model_prefer(model) : TSR_OK;
 }
 
 /* The label rows of h again, for their place has their gradient; acc's is free by then. */

@@ -249,6 +249,8 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
     }
     TSR_TRY(walk_rows(model, options, device, user));
     TSR_TRY(walk_routers(model, options, device, user));
+    if (options->objective)
+        TSR_TRY(tsr_model_walk_preference(model, options, device, user));
     TSR_TRY(walk_saved(model, options, host, user));
     tsr_activation_options activation = tsr_model_activation(options);
     if (!model)

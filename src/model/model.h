@@ -34,6 +34,13 @@ typedef struct {
     double label_tokens; /* of the whole step over all ranks: the loss is divided by it */
     double aux_weight;   /* of the micro-batch's auxiliary loss in the step's loss; 0: none */
     double noise;        /* on what the embedding gives, uniform in [-noise, noise); 0: none */
+    /* Of an objective (kernels/objective.h): where the parts of documents begin in the label rows, sums of the reference
+     * (NULL: none), KTO's labels; and the share of the micro-batch's loss in the step's. */
+    const int32_t *part;      /* [TSR_PARTS documents + 1] */
+    const double *reference;  /* [TSR_PARTS documents] */
+    const int32_t *desirable; /* [documents / 2] */
+    double share;
+    bool sums_alone; /* no loss: tsr_model_document_sums is all that is wanted */
     bool train;
 } tsr_model_batch;
 
@@ -63,7 +70,8 @@ typedef struct {
     const tsr_layer_programs *programs; /* of tsr_model_programs; must outlive the model */
     bool train;
     double dropout;
-    double label_smoothing; /* 0: none; of evaluations too */
+    double label_smoothing;         /* 0: none; of evaluations too */
+    const tsr_objective *objective; /* NULL: the loss is the mean over labels */
     uint64_t seed;
     tsr_graph_rule graph_rule;
     double capacity_factor; /* of experts (node.h); 0: none is left out */
@@ -167,6 +175,12 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, in
  * NULL: none. And how many there are. */
 int64_t *tsr_model_loads(const tsr_model *model);
 uint64_t tsr_model_load_count(const tsr_layout *layout);
+
+/* Of an objective: what micro-batches add to since the caller cleared it, [TSR_PREFERENCE_WORDS]; and of the micro-batch
+ * computed last the sums of its documents, [TSR_PARTS documents] (an empty one leaves them). Device memory; NULL: there is
+ * no objective. */
+int64_t *tsr_model_preference_words(const tsr_model *model);
+const double *tsr_model_document_sums(const tsr_model *model);
 
 /* The corrections of the routers, [routers, experts], device memory that the caller fills after the start; NULL: those of
  * the layers' vectors are used. */

@@ -12,6 +12,8 @@
 /* The memory of one micro-batch on one side (host or device), in this order, each part aligned. */
 typedef struct {
     int32_t *positions, *cu_seqlens, *label_row, *label, *sample_position;
+    int32_t *part, *desirable; /* of an objective */
+    double *reference;
     int64_t *sample;
     char
         *embedding; /* [tokens, d] rows of the table as they are stored; NULL where it is trained */
@@ -46,6 +48,13 @@ typedef struct {
     int64_t experts;
 } router_state;
 
+/* Of an objective, device memory; all NULL: there is none. */
+typedef struct {
+    double *sums;   /* [TSR_PARTS documents] */
+    float *weight;  /* [label rows] */
+    int64_t *words; /* [TSR_PREFERENCE_WORDS], and behind them the sum of nll, which nobody reads */
+} preference_state;
+
 /* The replicated NF4 state of one linear. */
 typedef struct {
     float *nested_absmax, *nested_map;
@@ -72,6 +81,7 @@ struct tsr_model {
     tsr_host_tables host;
     tsr_model_sums sums;
     router_state routers;
+    preference_state preference;
     stage stage[STAGES];
     /* Rows of tokens that are trained (tsr_layout_rows): of each id its row, -1: none (NULL: no rows); the head's ids, its
      * rows of the compute dtype, as the first use of the micro-batch had them, and their gradient. */
@@ -143,6 +153,13 @@ tsr_status tsr_model_embed_tokens(tsr_model *model, void *x);
 tsr_status tsr_model_embed(tsr_model *model, int chunk, const tsr_unit_view *view, void *x);
 tsr_status tsr_model_embed_backward(tsr_model *model, int chunk, const tsr_unit_view *view,
                                     float *gradient);
+
+/* preference.c: its buffers; of the micro-batch whose nll is known, the loss, and the weight of each label row in the
+ * gradient that is in their place; where the head adds the plain loss. */
+tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *options,
+                                     tsr_take_buffer *device, void *user);
+tsr_status tsr_model_prefer(tsr_model *model);
+int64_t *tsr_model_loss_word(const tsr_model *model);
 
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer);
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view);

@@ -139,29 +139,30 @@ static tsr_graph_rule graph_rule(const tsr_config *config)
 static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     const tsr_config *config = &inputs->config;
-    d->model =
-        (tsr_model_options){.layout = &inputs->layout,
-                            .units = d->units,
-                            .saved_bytes = d->saved_bytes,
-                            .ranks = d->group,
-                            .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
-                            .dtype = inputs->compute,
-                            .fp8 = config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE,
-                            .fp8_fast = config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8_FAST,
-                            .bounds = c->bounds,
-                            .step_micro = tsr_inputs_step_micro(inputs, d->group * d->replicas),
-                            .keep = d->keep,
-                            .stride = d->stride,
-                            .train = d->train,
-                            .dropout = d->train ? config->lora_dropout : 0,
-                            .label_smoothing = config->label_smoothing_factor,
-                            .capacity_factor = config->moe_capacity_factor,
-                            .auxiliary = config->router_aux_loss_coef > 0,
-                            .router_bias = tsr_inputs_has_router_bias(inputs, d->train),
-                            .seed = (uint64_t)config->seed,
-                            .graph_rule = graph_rule(config),
-                            .atomics = !config->deterministic,
-                            .wider = c->wider};
+    d->model = (tsr_model_options){
+        .layout = &inputs->layout,
+        .units = d->units,
+        .saved_bytes = d->saved_bytes,
+        .ranks = d->group,
+        .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
+        .dtype = inputs->compute,
+        .fp8 = config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE,
+        .fp8_fast = config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8_FAST,
+        .bounds = c->bounds,
+        .step_micro = tsr_inputs_step_micro(inputs, d->group * d->replicas),
+        .keep = d->keep,
+        .stride = d->stride,
+        .train = d->train,
+        .dropout = d->train ? config->lora_dropout : 0,
+        .label_smoothing = config->label_smoothing_factor,
+        .objective = config->objective.kind == TSR_OBJECTIVE_SFT ? NULL : &config->objective,
+        .capacity_factor = config->moe_capacity_factor,
+        .auxiliary = config->router_aux_loss_coef > 0,
+        .router_bias = tsr_inputs_has_router_bias(inputs, d->train),
+        .seed = (uint64_t)config->seed,
+        .graph_rule = graph_rule(config),
+        .atomics = !config->deterministic,
+        .wider = c->wider};
 }
 
 /* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it
@@ -194,6 +195,11 @@ static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr
     return tsr_model_uses(&d->uses, &d->model);
 }
 
+uint64_t tsr_decision_loads(const tsr_decision *decision, const tsr_layout *layout)
+{
+    return decision->train ? tsr_model_load_count(layout) : 0;
+}
+
 tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
                           const tsr_choice *c)
 {
@@ -215,7 +221,8 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .slots = (int)inputs->config.slots,
                                 .train = d->train,
                                 .stride = d->stride,
-                                .more_words = d->train ? tsr_model_load_count(layout) : 0};
+                                .more_words = tsr_decision_loads(d, layout) +
+                                              (d->model.objective ? TSR_PREFERENCE_WORDS : 0)};
     if (d->state_offloaded)
         options.chunk_elements = chunk_elements(d, layout);
     TSR_TRY(tsr_plan_outline(&d->plan, &options));

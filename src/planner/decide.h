@@ -142,6 +142,9 @@ tsr_status tsr_decision_screen(tsr_text *out, const tsr_decision *decision,
                                const tsr_speeds *speeds, const tsr_largest *largest,
                                const char *change);
 
+/* Words behind TSR_WORD_COUNT that the loads of experts take; an objective's follow them. */
+uint64_t tsr_decision_loads(const tsr_decision *decision, const tsr_layout *layout);
+
 /* What `tessera plan --all` prints, or as JSON (also plan.json). */
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
                               const tsr_topology_view *view, const tsr_speeds *speeds,

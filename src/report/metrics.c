@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -153,6 +154,39 @@ static void put_experts(tsr_metrics *m, const tsr_job_report *step)
         put_number(m, "aux_loss", step->aux_loss);
 }
 
+int tsr_metrics_preference(tsr_metrics_value out[TSR_METRICS_PREFERENCE],
+                           const tsr_job_preference *p)
+{
+    const tsr_metrics_value all[TSR_METRICS_PREFERENCE] = {
+        {"rewards/chosen", p->reward_chosen},
+        {"rewards/rejected", p->reward_rejected},
+        {"rewards/accuracies", p->reward_accuracy},
+        {"rewards/margins", p->reward_margin},
+        {"logps/chosen", p->logp_chosen},
+        {"logps/rejected", p->logp_rejected},
+        {"nll_loss", p->nll_loss},
+        {"log_odds_ratio", p->log_odds_ratio},
+        {"log_odds_chosen", p->log_odds_chosen},
+        {"kl", p->kl}};
+    int count = 0;
+    for (int i = 0; p->present && i < TSR_METRICS_PREFERENCE; i++)
+        if (!isnan(all[i].value))
+            out[count++] = all[i];
+    return count;
+}
+
+/* In an evaluation with "eval_" before the names. */
+static void put_preference(tsr_metrics *m, const tsr_job_preference *p, const char *before)
+{
+    tsr_metrics_value values[TSR_METRICS_PREFERENCE];
+    int count = tsr_metrics_preference(values, p);
+    for (int i = 0; i < count; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "%s%s", before, values[i].name);
+        put_number(m, name, values[i].value);
+    }
+}
+
 tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
 {
     put_int(m, "step", step->step);
@@ -170,6 +204,7 @@ tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
     put_number(m, "entropy", step->entropy);
     if (step->has_experts)
         put_experts(m, step);
+    put_preference(m, &step->preference, "");
     if (step->skipped)
         put_int(m, "skipped_steps", step->skipped_steps);
     return write_line(m);
@@ -183,6 +218,7 @@ tsr_status tsr_metrics_write_eval(tsr_metrics *m, int64_t step,
     put_int(m, "eval_label_tokens", evaluation->label_tokens);
     put_number(m, "eval_mean_token_accuracy", evaluation->mean_token_accuracy);
     put_number(m, "eval_entropy", evaluation->entropy);
+    put_preference(m, &evaluation->preference, "eval_");
     return write_line(m);
 }
 

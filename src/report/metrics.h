@@ -37,6 +37,17 @@ tsr_status tsr_metrics_create(tsr_metrics **out, const tsr_folder *folder, const
  */
 tsr_status tsr_metrics_write_start(tsr_metrics *metrics, const tsr_metrics_start *start);
 
+/* What an objective reports, by TRL's names; static. */
+typedef struct {
+    const char *name;
+    double value;
+} tsr_metrics_value;
+
+#define TSR_METRICS_PREFERENCE 10
+/* Those that the objective has; how many. */
+int tsr_metrics_preference(tsr_metrics_value out[TSR_METRICS_PREFERENCE],
+                           const tsr_job_preference *preference);
+
 /* {"step":1,"epoch":0.01,"loss":2.3456789,"grad_norm":..,"learning_rate":..,"label_tokens":..,
  * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..,"mean_token_accuracy":..,
  * "entropy":..}

@@ -241,7 +241,7 @@ static const wrong table[] = {
     {"exclude_modules: [all-linear-peft]\nlora_target_modules: {all-linear-peft: 1}",
      NULL,
      {"lora_target_modules: found a map", "all-linear-peft, a list"}},
-    {"loss_type: dft", NULL, {"loss_type: found 'dft'", "only nll"}},
+    {"loss_type: dft", NULL, {"loss_type: found [dft]", "whose only loss is nll"}},
     {"load_in_8bit: true", NULL, {"load_in_8bit"}},
     {"deepspeed: ds.json", NULL, {"deepspeed: found 'ds.json'", "sharding is built in"}},
     {"fsdp: full_shard", NULL, {"fsdp: found 'full_shard'"}},

@@ -1,0 +1,43 @@
+#include "inputs/objective.h"
+
+tsr_pairs tsr_inputs_pairs(const tsr_config *config)
+{
+    static const tsr_pairs pairs[] = {[TSR_OBJECTIVE_SFT] = TSR_PAIRS_NONE,
+                                      [TSR_OBJECTIVE_DPO] = TSR_PAIRS_DPO,
+                                      [TSR_OBJECTIVE_ORPO] = TSR_PAIRS_ORPO,
+                                      [TSR_OBJECTIVE_CPO] = TSR_PAIRS_ORPO,
+                                      [TSR_OBJECTIVE_KTO] = TSR_PAIRS_KTO};
+    return pairs[config->objective.kind];
+}
+
+bool tsr_inputs_has_reference(const tsr_config *config)
+{
+    return config->objective.kind == TSR_OBJECTIVE_DPO ||
+           config->objective.kind == TSR_OBJECTIVE_KTO;
+}
+
+/* The gradient of a row of the head is that of its label, times what the objective says; a trained head would take that of the
+ * label alone. */
+tsr_status tsr_inputs_check_objective(const tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    const tsr_train_adapter *adapter = &inputs->adapter;
+    const char *where = tsr_config_where(config, "objective");
+    const char *name = tsr_config_objective_name(config->objective.kind);
+    bool head = adapter->trains_head || adapter->head_rows.count || inputs->layout.head_lora.r;
+    bool tables = adapter->trains_embedding || adapter->embedding_rows.count;
+    if (config->objective.kind == TSR_OBJECTIVE_SFT)
+        return TSR_OK;
+    if (head)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: objective: %s does not train lm_head, as in TRL; leave it out of "
+                        "lora_target_modules, modules_to_save and trainable_token_indices",
+                        where, name);
+    if (tables && config->ref_adapter)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: ref_adapter: base, but rows of the embedding are trained (%s), which "
+                        "the base has lost; leave one of them out",
+                        tsr_config_where(config, "ref_adapter"),
+                        adapter->trains_embedding ? "modules_to_save" : "trainable_token_indices");
+    return TSR_OK;
+}

@@ -1,0 +1,18 @@
+/*
+ * inputs/objective.h: what an objective over preferences asks of data and adapter.
+ */
+#ifndef TSR_INPUTS_OBJECTIVE_H
+#define TSR_INPUTS_OBJECTIVE_H
+
+#include "inputs/inputs.h"
+
+/* How its rows are read. */
+tsr_pairs tsr_inputs_pairs(const tsr_config *config);
+
+/* Whether losses compare the model with a reference. */
+bool tsr_inputs_has_reference(const tsr_config *config);
+
+/* TSR_ECONFIG: the adapter trains what this objective cannot. */
+tsr_status tsr_inputs_check_objective(const tsr_inputs *inputs);
+
+#endif
