@@ -42,12 +42,12 @@ static __device__ void sum_parts(const tsr_objective_args *a)
     }
 }
 
-static __device__ void weigh_rows(const tsr_objective_args *a, const double *weights, double scale)
+static __device__ void weigh_rows(const tsr_objective_args *a, const double *weights, bool fine)
 {
     int lane = threadIdx.x % TSR_WARP;
     for (int64_t p = threadIdx.x / TSR_WARP; p < TSR_PARTS * a->documents; p += THREADS / TSR_WARP)
         for (int32_t i = a->part[p] + lane; i < a->part[p + 1]; i += TSR_WARP)
-            a->weight[i] = (float)(-scale * weights[p]);
+            a->weight[i] = fine ? (float)(-a->scale * weights[p]) : 0;
 }
 
 static __device__ bool add_words(const tsr_objective_args *a, const double *words)
@@ -92,7 +92,7 @@ static __global__ void __launch_bounds__(THREADS) prefer(const __grid_constant__
         fine = add_words(a, words);
     }
     __syncthreads();
-    weigh_rows(a, weights, fine ? a->scale : 0);
+    weigh_rows(a, weights, fine != 0);
 }
 
 extern "C" tsr_status tsr_objective_cuda(tsr_stream *stream, const tsr_objective_args *args)

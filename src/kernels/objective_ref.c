@@ -71,12 +71,12 @@ static void sum_parts(const tsr_objective_args *args)
     }
 }
 
-/* Each row as the sum of its part: d loss / d nll is the other way round. */
-static void weigh_rows(const tsr_objective_args *args, const double *weights, double scale)
+/* Each row as the sum of its part: d loss / d nll is the other way round. All 0 where the loss is no number. */
+static void weigh_rows(const tsr_objective_args *args, const double *weights, bool fine)
 {
     for (int64_t p = 0; p < TSR_PARTS * args->documents; p++)
         for (int32_t i = args->part[p]; i < args->part[p + 1]; i++)
-            args->weight[i] = (float)(-scale * weights[p]);
+            args->weight[i] = fine ? (float)(-args->scale * weights[p]) : 0;
 }
 
 static bool is_finite(const double *words)
@@ -118,7 +118,7 @@ tsr_status tsr_objective_ref(const tsr_objective_args *args, tsr_pool *pool)
         tsr_prefer_pair(of + TSR_PREFERENCE_OF_PAIR * i, weights, &batch, &pooled, i);
     tsr_prefer_words(words, &batch, &pooled, of);
     bool fine = is_finite(words);
-    weigh_rows(args, weights, fine ? args->scale : 0);
+    weigh_rows(args, weights, fine);
     if (fine)
         add_words(args, words);
     else
