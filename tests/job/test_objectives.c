@@ -1,284 +1,169 @@
 /*
- * Objectives over preferences, in whole jobs: every golden trace of TRL (tests/golden/objectives), the same bits on any
- * number of ranks, with recomputation, packing and offloading, across a stop and a resume, and what is refused.
+ * Objectives over preferences, in whole jobs: beside other features and in several families the same bits on any number of ranks
+ * and across a stop; evaluations; and what is refused. That the numbers are TRL's is test_objective_traces.c.
  *
  *     test_job_objectives [cuda DTYPE RANKS]
  */
 #include "job/fixture.h"
 
-#include "io/json.h"
-#include "support/folder.h"
+#include "base/text.h"
 #include "support/golden.h"
 
-#include <jansson.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define OBJECTIVES TSR_SOURCE_DIR "/tests/golden/objectives"
-#define SAMPLES    4 /* of each tensor */
-
-static json_t *golden;
-static tsr_safetensors *golden_file;
-
-/* ---- a trace ---- */
-
-static void put_value(tsr_text *out, const json_t *value)
+/* In the scratch directory: pairs of tokens below `vocab`, of unequal length. */
+static const char *write_pairs(int rows, unsigned vocab)
 {
-    char *text = json_dumps(value, JSON_ENCODE_ANY);
-    assert_non_null(text);
-    tsr_text_puts(out, text);
-    free(text);
+    tsr_auto_text text = {0};
+    unsigned seed = 7;
+    for (int row = 0; row < rows; row++) {
+        static const char *const keys[] = {
+            "{\"prompt_ids\":", ",\"chosen_ids\":", ",\"rejected_ids\":"};
+        for (int k = 0; k < 3; k++) {
+            tsr_text_printf(&text, "%s[", keys[k]);
+            for (int t = 0; t < 3 + (5 * row + 7 * k) % 11; t++) {
+                seed = seed * 1664525u + 1013904223u;
+                tsr_text_printf(&text, "%s%u", t ? "," : "", (seed >> 8) % vocab);
+            }
+            tsr_text_puts(&text, "]");
+        }
+        tsr_text_puts(&text, "}\n");
+    }
+    assert_false(text.failed);
+    write_text(scratch_path("pairs.jsonl"), tsr_text_string(&text));
+    return scratch_path("pairs.jsonl");
 }
 
-/* The job that a trace is, of `steps` steps (0: all); what TRL calls its keys we do. */
-static void configure(tsr_text *out, const json_t *trace, size_t steps, const char *more)
+#define FAMILIES TSR_SOURCE_DIR "/tests/golden/families/"
+
+static const struct {
+    const char *name, *model, *keys;
+} kinds[] = {
+    {"a fresh DoRA", JOB_MODEL, "objective: dpo\nuse_dora: true\n"},
+    {"packed", JOB_MODEL, "objective: dpo\npacking: true\nmax_length: 30\n"},
+    {"fp8", JOB_MODEL, "objective: dpo\nbase_compute: fp8\n"},
+    {"dropout", JOB_MODEL,
+     "objective: cpo\nloss_type: simpo\ndisable_dropout: false\nlora_dropout: 0.1\n"},
+    {"experts", FAMILIES "qwen3_moe/checkpoint", "objective: dpo\nrouter_aux_loss_coef: 0.01\n"},
+    {"experts, ORPO", FAMILIES "glm4_moe/checkpoint",
+     "objective: orpo\nrouter_bias_update_rate: 0.01\n"},
+    {"a delta rule", FAMILIES "qwen3_5/checkpoint", "objective: kto\n"},
+    {"PiSSA", JOB_MODEL, "objective: dpo\ninit_lora_weights: pissa\n"},
+    {"a trained embedding", JOB_MODEL, "objective: dpo\ntrainable_token_indices: [3, 17, 101]\n"},
+};
+
+#define KINDS (sizeof kinds / sizeof *kinds)
+
+static void configure_kind(tsr_text *out, size_t kind, const char *more)
 {
-    const json_t *config = json_object_get(trace, "config"), *value;
-    const char *key, *data = json_string_value(json_object_get(trace, "data"));
-    const char *init = json_string_value(json_object_get(trace, "init"));
-    const char *reference = json_string_value(json_object_get(trace, "reference"));
-    const char *trainer = json_string_value(json_object_get(trace, "trainer"));
-    int batch = (int)json_integer_value(json_object_get(trace, "batch"));
-    int accumulate = (int)json_integer_value(json_object_get(trace, "accumulate"));
-    size_t rows = json_array_size(json_object_get(trace, "rows"));
-    steps = steps ? steps : json_array_size(json_object_get(trace, "steps"));
-    bool fresh = strcmp(init, "lora_r8_b") != 0, has_reference = *trainer == 'd' || *trainer == 'k';
-    tsr_text_printf(
-        out,
-        "model_name_or_path: " JOB_MODEL "\ndataset: " OBJECTIVES "/data/%s.jsonl\nobjective: %s\n"
-        "init_adapter: %s\nshuffle: false\ndtype: float32\nper_device_train_batch_size: %d\n"
-        "total_batch_size: %d\nmax_steps: %zu\nlearning_rate: %.9g\nlr_scheduler_type: constant\n"
-        "max_grad_norm: %.9g\ntruncation: right\noverwrite_output_dir: true\n",
-        data, trainer, fresh ? JOB_TRACES "/init/lora_r8" : OBJECTIVES "/init/lora_r8_b", batch,
-        batch * accumulate, steps, json_number_value(json_object_get(trace, "lr")),
-        json_number_value(json_object_get(trace, "clip")));
-    if (has_reference && strcmp(reference, "initial_adapter") != 0)
-        tsr_text_puts(out, "ref_adapter: base\n");
-    if (rows)
-        tsr_text_printf(out, "max_train_samples: %zu\n", rows);
-    json_object_foreach((json_t *)(uintptr_t)config, key, value)
-    {
-        tsr_text_printf(out, "%s: ", key);
-        put_value(out, value);
-        tsr_text_puts(out, "\n");
-    }
-    tsr_text_puts(out, more);
+    tsr_text_printf(out,
+                    "model_name_or_path: %s\ndataset: %s\n%sdtype: float32\nlora_r: 4\n"
+                    "learning_rate: 2e-3\nmax_steps: 4\nper_device_train_batch_size: 2\n"
+                    "total_batch_size: 6\n%s",
+                    kinds[kind].model, write_pairs(9, 250), kinds[kind].keys, more);
     assert_false(out->failed);
 }
 
-typedef struct {
-    const char *name, *end; /* end: a metric's own name ends so */
-    double first, later;    /* tolerances, of step 1 and of others */
-} tolerance;
-
-static const tolerance tolerances[] = {
-    {"loss", "loss", 2e-4, 2e-4},     {"rewards", "", 1e-4, 1e-3},  {"logps", "", 2e-4, 5e-3},
-    {"kl", "", 1e-3, 1e-3},           {"nll_loss", "", 1e-4, 1e-4}, {"log_odds", "", 1e-4, 1e-4},
-    {"rewards/accuracies", "", 0, 0},
-};
-
-#define TOLERANCES (sizeof tolerances / sizeof *tolerances)
-
-/* The last one whose name a metric begins with; NULL: it is not reported here. */
-static const tolerance *tolerance_of(const char *metric)
-{
-    const tolerance *found = NULL;
-    for (size_t i = 0; i < TOLERANCES; i++)
-        if (!strncmp(metric, tolerances[i].name, strlen(tolerances[i].name)))
-            found = &tolerances[i];
-    return found;
-}
-
-static double reported(const tsr_job_report *step, const char *metric)
-{
-    const tsr_job_preference *p = &step->preference;
-    const struct {
-        const char *name;
-        double value;
-    } values[] = {{"loss", step->loss},
-                  {"rewards/chosen", p->reward_chosen},
-                  {"rewards/rejected", p->reward_rejected},
-                  {"rewards/accuracies", p->reward_accuracy},
-                  {"rewards/margins", p->reward_margin},
-                  {"logps/chosen", p->logp_chosen},
-                  {"logps/rejected", p->logp_rejected},
-                  {"nll_loss", p->nll_loss},
-                  {"log_odds_ratio", p->log_odds_ratio},
-                  {"log_odds_chosen", p->log_odds_chosen},
-                  {"kl", p->kl}};
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-        if (!strcmp(values[i].name, metric))
-            return values[i].value;
-    fail_msg("%s is not reported", metric);
-    return NAN;
-}
-
-/* Losses that are exponentials, or in the hundreds, have tolerances of their own. */
-static double widened(const char *name, const char *metric)
-{
-    bool exponential = strstr(name, "forward_kl") || !strcmp(name, "dpo_alpha");
-    if (!strcmp(metric, "loss"))
-        return exponential || strstr(name, "sppo") ? 100 : 1;
-    return 1;
-}
-
-static void judge_steps(const char *name, const json_t *steps, const job_result *got)
-{
-    double most[TOLERANCES][2] = {{0}}, norm[2] = {0};
-    bool exponential = strstr(name, "forward_kl") || !strcmp(name, "dpo_alpha");
-    for (size_t i = 0; i < json_array_size(steps); i++) {
-        json_t *step = json_array_get(steps, i);
-        const char *metric;
-        json_t *value;
-        double want = json_number_value(json_object_get(step, "grad_norm"));
-        double difference = fabs(got->step[i].grad_norm - want);
-        norm[i > 0] = worse(want > 0 ? difference / want : difference, norm[i > 0]);
-        json_object_foreach(step, metric, value)
-        {
-            const tolerance *t = tolerance_of(metric);
-            if (!t)
-                continue;
-            double *of = &most[t - tolerances][i > 0];
-            *of = worse(fabs(reported(&got->step[i], metric) - json_number_value(value)) /
-                            widened(name, metric),
-                        *of);
-        }
-    }
-    for (size_t t = 0; t < TOLERANCES; t++) {
-        judge(tolerances[t].name, most[t][0], tolerances[t].first);
-        judge(tolerances[t].name, most[t][1], tolerances[t].later);
-    }
-    judge("grad_norm / norm at step 1", norm[0], exponential ? 5e-4 : 3e-5);
-    judge("grad_norm / norm later", norm[1], exponential ? 3e-3 : 1e-3);
-}
-
-static double l2(const float *values, uint64_t count)
-{
-    double sum = 0;
-    for (uint64_t i = 0; i < count; i++)
-        sum += (double)values[i] * (double)values[i];
-    return sqrt(sum);
-}
-
-static void judge_final(const char *name, const char *output)
-{
-    const json_t *names = json_object_get(golden, "tensors");
-    uint64_t tensors = json_array_size(names), count;
-    double square = 0, single = 0, norm = 0;
-    char path[256];
-    float *want = golden_f32(NULL, golden_file, "%s.final_samples", name);
-    float *norms = golden_f32(NULL, golden_file, "%s.final_l2", name);
-    snprintf(path, sizeof path, "%s/adapter_model.safetensors", output);
-    tsr_safetensors *file = golden_open(scratch_path(path));
-    for (uint64_t t = 0; t < tensors; t++) {
-        float *got = golden_f32(&count, file, "%s", json_string_value(json_array_get(names, t)));
-        for (uint64_t i = 0; i < SAMPLES; i++) {
-            double difference = (double)got[i * count / SAMPLES] - (double)want[t * SAMPLES + i];
-            square += difference * difference;
-            single = worse(fabs(difference), single);
-        }
-        norm = worse(fabs(l2(got, count) - (double)norms[t]) / (double)norms[t], norm);
-        free(got);
-    }
-    judge("final samples, rms", sqrt(square / (double)(tensors * SAMPLES)), 1e-5);
-    judge("final samples, single", single, 1e-4);
-    judge("final norm / norm", norm, 2e-4);
-    tsr_safetensors_close(file);
-    free(want);
-    free(norms);
-}
-
-static void run(job_result *out, int ranks, const json_t *trace, size_t steps, const char *more,
-                const char *output)
+static void run_kind(job_result *out, int ranks, size_t kind, const char *more, const char *output,
+                     const job_event *event)
 {
     tsr_auto_text config = {0};
-    configure(&config, trace, steps, more);
-    job_run_in(out, ranks, tsr_text_string(&config), output, NULL);
+    char directory[64];
+    configure_kind(&config, kind, more);
+    snprintf(directory, sizeof directory, "%zu_%s", kind, output);
+    job_run_in(out, ranks, tsr_text_string(&config), directory, event);
     if (out->status != 0)
-        fail_msg("%s", out->message);
+        fail_msg("%s: %s", kinds[kind].name, out->message);
 }
 
-static const json_t *trace_of(const char *name)
-{
-    const json_t *trace = json_object_get(json_object_get(golden, "traces"), name);
-    if (!trace)
-        fail_msg("no trace is called %s", name);
-    return trace;
-}
-
-/* ---- tests ---- */
-
-static bool is_left_out(const char *name)
-{
-    return !strcmp(name, "dpo_wpo");
-}
-
-static void test_traces(void **state)
+/* Each learns, has the bits of one rank on three, and those of no stop after one. A fresh adapter is its own reference. */
+static void test_kinds(void **state)
 {
     (void)state;
-    const char *name;
-    json_t *trace;
-    int judged = 0;
-    json_object_foreach(json_object_get(golden, "traces"), name, trace)
-    {
-        job_result got;
-        if (is_left_out(name))
-            continue;
-        print_message("%s\n", name);
-        run(&got, 1, trace, 0, "", "trace");
-        assert_int_equal(got.step_count, json_array_size(json_object_get(trace, "steps")));
-        judge_steps(name, json_object_get(trace, "steps"), &got);
-        judge_final(name, "trace");
-        job_result_free(&got);
-        judged++;
-    }
-    assert_int_equal(judged, 38);
-}
-
-/* One of each objective, and those whose losses pool a micro-batch. */
-static const char *const few[] = {
-    "dpo_sigmoid_sft_accumulated", "dpo_aot", "dpo_ld", "orpo_accumulated", "simpo", "kto"};
-
-/* The same bits however it is run. */
-static void test_same_bits(void **state)
-{
-    (void)state;
-    static const char *const ways[] = {
-        "", "gradient_checkpointing: full\n", "offload: sharded\nactivation_offloading: true\n",
-        "gradient_checkpointing: selective\noptimizer_offload: true\n"};
-    for (size_t i = 0; i < sizeof few / sizeof *few; i++) {
-        job_result one, other;
-        const json_t *trace = trace_of(few[i]);
-        run(&one, 1, trace, 2, "", "one");
-        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
-            run(&other, job_ranks(w == 1 ? 3 : 2), trace, 2, ways[w], "other");
-            job_assert_same(&one, &other, few[i]);
-            job_result_free(&other);
-        }
+    for (size_t kind = 0; kind < KINDS; kind++) {
+        job_result one, three, first, second;
+        run_kind(&one, 1, kind, "", "one", NULL);
+        double loss = one.step[0].loss;
+        if (strstr(kinds[kind].keys, "dpo") && !strstr(kinds[kind].keys, "fp8"))
+            judge("log 2 at step 1", fabs(loss - log(2)), 2e-6);
+        assert_true(one.step[0].preference.present);
+        run_kind(&three, job_ranks(3), kind, "gradient_checkpointing: full\n", "three", NULL);
+        job_assert_same(&one, &three, kinds[kind].name);
+        const char *saves = "save_strategy: steps\nsave_steps: 1\n";
+        tsr_auto_text again = {0};
+        run_kind(&first, job_ranks(2), kind, saves, "parts", &(job_event){.stop_after = 1});
+        assert_true(first.stopped);
+        tsr_text_printf(&again, "%sresume_from_checkpoint: true\n", saves);
+        run_kind(&second, 1, kind, tsr_text_string(&again), "parts", NULL);
+        assert_true(second.resumed > 0);
+        job_assert_part(&one, &second, (int)second.resumed, true, kinds[kind].name);
         job_result_free(&one);
+        job_result_free(&three);
+        job_result_free(&first);
+        job_result_free(&second);
     }
 }
 
-static int set_up(void **state)
+/* Evaluations compare with the reference too; that of the data that are trained, before a step, is the step's. */
+static void test_evaluations(void **state)
 {
-    if (tsr_json_load_object(&golden, OBJECTIVES "/traces.json") < 0)
-        return -1;
-    golden_file = golden_open(OBJECTIVES "/traces.safetensors");
-    return scratch_setup(state);
+    (void)state;
+    job_result got, three;
+    const char *more = "eval_strategy: steps\neval_steps: 1\neval_on_start: true\n";
+    tsr_auto_text keys = {0};
+    tsr_text_printf(&keys, "%seval_dataset: %s\nshuffle: false\nper_device_eval_batch_size: 2\n",
+                    more, scratch_path("pairs.jsonl"));
+    run_kind(&got, 1, 0, tsr_text_string(&keys), "eval", NULL);
+    assert_int_equal(got.eval_count, 5);
+    judge("loss before step 1", fabs(got.eval[0].loss - log(2)), 2e-6);
+    assert_true(got.eval[0].preference.present);
+    assert_true(got.eval[0].preference.reward_margin == 0);
+    assert_true(got.eval[3].preference.reward_margin > 0.01);
+    assert_true(got.eval[3].loss < got.eval[0].loss);
+    run_kind(&three, job_ranks(3), 0, tsr_text_string(&keys), "eval_three", NULL);
+    job_assert_same(&got, &three, "evaluations");
+    for (int i = 0; i < got.eval_count; i++)
+        assert_true(got.eval[i].preference.reward_margin == three.eval[i].preference.reward_margin);
+    job_result_free(&got);
+    job_result_free(&three);
 }
 
-static int tear_down(void **state)
+static void test_refusals(void **state)
 {
-    json_decref(golden);
-    tsr_safetensors_close(golden_file);
-    return scratch_teardown(state);
+    (void)state;
+    static const struct {
+        const char *keys, *words[3];
+    } wrong[] = {
+        {"modules_to_save: [lm_head]\n", {"objective: dpo does not train lm_head"}},
+        {"trainable_token_indices: [3]\nref_adapter: base\n", {"ref_adapter: base", "embedding"}},
+        {"loss_type: simpo\n", {"loss_type: found 'simpo'", "dpo has sigmoid, hinge"}},
+        {"loss_type: [sigmoid, sft]\nloss_weights: [1]\n", {"found 1 of them", "2 losses"}},
+        {"loss_type: exo_pair\n", {"label_smoothing: found 0", "exo_pair"}},
+        {"label_smoothing_factor: 0.1\n", {"label_smoothing_factor does not go with"}},
+        {"neftune_noise_alpha: 5\n", {"neftune_noise_alpha does not go with"}},
+        {"cpo_alpha: 0.5\n", {"cpo_alpha: found 0.5", "belongs to cpo"}},
+        {"ref_adapter: there\n", {"ref_adapter: found 'there'", "base"}},
+        {"f_divergence_type: alpha_divergence\nf_alpha_divergence_coef: 1\n", {"found 1"}},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        tsr_auto_text config = {0};
+        job_result got;
+        configure_kind(&config, 0, wrong[i].keys);
+        job_run_in(&got, 1, tsr_text_string(&config), "wrong", NULL);
+        assert_int_equal(got.status, TSR_ECONFIG);
+        for (int w = 0; w < 3 && wrong[i].words[w]; w++)
+            if (!strstr(got.message, wrong[i].words[w]))
+                fail_msg("'%s' is not in: %s", wrong[i].words[w], got.message);
+        job_result_free(&got);
+    }
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_traces),
-                                       cmocka_unit_test(test_same_bits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds),
+                                       cmocka_unit_test(test_evaluations),
+                                       cmocka_unit_test(test_refusals)};
     job_choose_backend(argc, argv);
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
