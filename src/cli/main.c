@@ -18,6 +18,7 @@
 #include "io/json.h"
 #include "job/peers.h"
 #include "model/arch/config.h"
+#include "report/metrics.h"
 #include "report/summary.h"
 #include "tessera.h"
 
@@ -338,11 +339,22 @@ static void say_evaluated(const run *r, const tsr_config *config)
     tsr_progress_line(r->progress, tsr_text_string(&line));
 }
 
+static void put_preference(tsr_text *out, const tsr_job_preference *preference)
+{
+    tsr_metrics_value values[TSR_METRICS_PREFERENCE];
+    int count = tsr_metrics_preference(values, preference);
+    char number[32];
+    for (int i = 0; i < count; i++)
+        tsr_text_printf(out, "\"eval_%s\":%s,", values[i].name,
+                        json_number(number, values[i].value));
+}
+
 static int print_evaluation(const run *r, const tsr_config *config, const tsr_job_evaluation *e)
 {
     char loss[32], perplexity[32], accuracy[32], entropy[32];
     TSR_AUTO_FREE char *model = NULL, *adapter = NULL;
-    tsr_auto_text text = {0};
+    tsr_auto_text text = {0}, preference = {0};
+    put_preference(&preference, &e->preference);
     int status = tsr_json_quote(&model, config->model_name_or_path, "model_name_or_path");
     if (status == 0 && config->init_adapter)
         status = tsr_json_quote(&adapter, config->init_adapter, "init_adapter");
@@ -350,11 +362,18 @@ static int print_evaluation(const run *r, const tsr_config *config, const tsr_jo
         tsr_text_printf(&text,
                         "{\"eval_loss\":%s,\"perplexity\":%s,\"eval_label_tokens\":%lld,"
                         "\"rows\":%lld,\"eval_mean_token_accuracy\":%s,\"eval_entropy\":%s,"
-                        "\"model\":%s,\"adapter\":%s}\n",
+                        "%s\"model\":%s,\"adapter\":%s}\n",
                         json_number(loss, e->loss), json_number(perplexity, e->perplexity),
                         (long long)e->label_tokens, (long long)e->rows,
                         json_number(accuracy, e->mean_token_accuracy),
-                        json_number(entropy, e->entropy), model, adapter ? adapter : "null");
+                        json_number(entropy, e->entropy), tsr_text_string(&preference), model,
+                        adapter ? adapter : "null");
+    else if (status == 0 && e->preference.present)
+        tsr_text_printf(
+            &text, "eval_loss %.6f  margin %.4f  %s %.4f  label tokens %lld  rows %lld\n", e->loss,
+            e->preference.reward_margin, isnan(e->preference.kl) ? "accuracy" : "kl",
+            isnan(e->preference.kl) ? e->preference.reward_accuracy : e->preference.kl,
+            (long long)e->label_tokens, (long long)e->rows);
     else if (status == 0)
         tsr_text_printf(&text, "eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n",
                         e->loss, e->perplexity, (long long)e->label_tokens, (long long)e->rows);

@@ -547,6 +547,7 @@ void tsr_job_destroy(tsr_job *job)
     free(job->chunk_spans);
     free(job->files);
     free(job->word);
+    free(job->eval_word);
     free(job->reference[0]);
     free(job->reference[1]);
     free(job->staged_reference);

@@ -87,6 +87,7 @@ struct tsr_job {
     tsr_run_buffers buffers;
     tsr_run_sums *sums;
     int64_t *word;                /* [tsr_store_words]: the control word that was read last */
+    int64_t *eval_word;           /* of an evaluation's words the sum */
     char *embedding, *layer_rows; /* tables that the ranks of a node share */
     float *factors; /* PiSSA's first A and B (model/factors.h), shared likewise; NULL: none */
     tsr_model *model;

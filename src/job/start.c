@@ -38,7 +38,8 @@ static tsr_status take_memory(tsr_job *job)
     job->sums = job->buffers.sums;
     job->files = calloc((size_t)job->view.ranks + 6, sizeof *job->files);
     job->word = calloc(tsr_store_words(&job->decision.store), sizeof *job->word);
-    if (!job->files || !job->word)
+    job->eval_word = calloc(tsr_store_words(&job->decision.store), sizeof *job->eval_word);
+    if (!job->files || !job->word || !job->eval_word)
         return tsr_fail(TSR_ENOMEM, "out of memory for what a job keeps on the host");
     if (job->inputs.batch)
         TSR_TRY(tsr_micro_batch_create(&job->micro, tsr_batch_run_of(job->inputs.batch)));

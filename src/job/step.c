@@ -1,7 +1,6 @@
 /*
  * step.c: one optimizer step, and one evaluation.
  */
-#include "base/auto.h"
 #include "job/parts.h"
 #include "job/sized.h"
 
@@ -11,6 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- what the executor calls ---- */
 
@@ -514,11 +514,10 @@ static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, in
 static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
 {
     tsr_batch_step_info info;
-    TSR_AUTO_FREE int64_t *word = calloc(tsr_store_words(&job->decision.store), sizeof *word);
+    int64_t *word = job->eval_word;
     double before = tsr_now();
     bool stopped;
-    if (!word)
-        return tsr_fail(TSR_ENOMEM, "out of memory for the sums of an evaluation");
+    memset(word, 0, tsr_store_words(&job->decision.store) * sizeof *word);
     TSR_TRY(tsr_batch_step(job->inputs.eval_batch, 0, &info));
     if (job->staged_ahead) /* the next training step's: it will be staged again */
         TSR_TRY(tsr_model_unstage(job->model));
@@ -529,9 +528,10 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
     if (alone)
         TSR_TRY(tsr_trace_done(job->trace, 0, true));
     job->exposed_before = tsr_job_exposed(job); /* no part of the next step's either */
+    bool labels = job->inputs.config.objective.kind == TSR_OBJECTIVE_SFT;
     double loss = stopped ? NAN : loss_of(job, word, &info);
     tsr_job_evaluation own = {.loss = loss,
-                              .perplexity = exp(loss),
+                              .perplexity = labels ? exp(loss) : NAN,
                               .label_tokens = info.label_tokens,
                               .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
                               .stopped = stopped};

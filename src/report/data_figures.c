@@ -3,6 +3,7 @@
 #include "base/auto.h"
 #include "data/pack.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -117,4 +118,18 @@ tsr_status tsr_data_run_text(tsr_text *out, const tsr_data_figures *f, const tsr
     for (int32_t i = begin; i < end; i++)
         tsr_text_printf(out, "%d ", s->ids[i]);
     return TSR_OK;
+}
+
+const char *tsr_data_document_name(char out[24], const tsr_data_figures *f, const tsr_sample *s,
+                                   int32_t document)
+{
+    tsr_data_format format = tsr_dataset_file_format(f->data, s->file);
+    if (format == TSR_DATA_PREFERENCE || format == TSR_DATA_PREFERENCE_IDS)
+        return document ? "rejected" : "chosen";
+    if (format == TSR_DATA_UNPAIRED)
+        return s->desirable ? "good" : "bad";
+    if (!document)
+        return NULL;
+    snprintf(out, 24, "document %d", document + 1);
+    return out;
 }

@@ -181,8 +181,10 @@ static tsr_status put_sample(tsr_text *out, const tsr_data_figures *f, int64_t i
     tsr_text_printf(out, ": %d tokens, %d trained</h4>\n<pre>\n", s.token_count, s.label_count);
     for (int32_t d = 0, at = 0; d < s.document_count && status >= 0; d++) {
         int32_t end = at + s.lengths[d];
-        if (d)
-            tsr_text_printf(out, "\n-- document %d\n", d + 1);
+        char room[24];
+        const char *name = tsr_data_document_name(room, f, &s, d);
+        if (name)
+            tsr_text_printf(out, "%s-- %s\n", d ? "\n" : "", name);
         while (at < end && status >= 0) {
             bool trained;
             int32_t stop = tsr_data_run_end(&trained, &s, at, end);

@@ -57,6 +57,10 @@ int32_t tsr_data_run_end(bool *trained, const tsr_sample *s, int32_t from, int32
 tsr_status tsr_data_run_text(tsr_text *out, const tsr_data_figures *f, const tsr_sample *s,
                              int32_t begin, int32_t end);
 
+/* What a document of a sample is: "chosen"; "document 2". Of a sample of one it is NULL where there is nothing to say. */
+const char *tsr_data_document_name(char out[24], const tsr_data_figures *f, const tsr_sample *s,
+                                   int32_t document);
+
 /* The whole page (data_page.c). */
 tsr_status tsr_data_put_page(tsr_text *out, const tsr_data_figures *sets, int count, int64_t show);
 

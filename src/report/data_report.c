@@ -59,8 +59,10 @@ static tsr_status put_tokens(tsr_text *out, const tsr_data_figures *f, const tsr
     tsr_status status = TSR_OK;
     for (int32_t d = 0, at = 0; d < s->document_count; d++) {
         int32_t document_end = at + s->lengths[d];
-        if (d)
-            tsr_text_printf(out, "\n-- document %d\n", d + 1);
+        char room[24];
+        const char *name = tsr_data_document_name(room, f, s, d);
+        if (name)
+            tsr_text_printf(out, "%s-- %s\n", d ? "\n" : "", name);
         while (at < document_end && status >= 0) {
             bool trained;
             int32_t end = tsr_data_run_end(&trained, s, at, document_end);
@@ -279,18 +281,31 @@ static json_t *json_pieces(const tsr_data_figures *f, const tsr_sample *s, bool 
     return list;
 }
 
+/* What they are; null: a document like any other. */
+static json_t *json_documents(const tsr_data_figures *f, const tsr_sample *s, bool *failed)
+{
+    json_t *list = json_array();
+    for (int32_t d = 0; d < s->document_count; d++) {
+        char room[24];
+        const char *name = tsr_data_document_name(room, f, s, d);
+        push(list, name && name != room ? json_string(name) : json_null(), failed);
+    }
+    return list;
+}
+
 static json_t *json_examples(const tsr_data_figures *f, int64_t show, bool *failed)
 {
     json_t *list = json_array();
     for (int64_t i = 0; i < show && i < f->stats->samples; i++) {
         tsr_sample s = tsr_dataset_sample(f->data, i);
         push(list,
-             json_pack("{s:s, s:I, s:i, s:o, s:o, s:o, s:o}", "file",
+             json_pack("{s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o}", "file",
                        tsr_dataset_file(f->data, s.file), "line", (json_int_t)s.line,
                        "trained_tokens", s.label_count, "pieces", json_pieces(f, &s, failed),
                        "input_ids", integers(s.ids, s.token_count, failed), "labels",
                        integers(s.labels, s.token_count, failed), "seq_lengths",
-                       integers(s.lengths, s.document_count, failed)),
+                       integers(s.lengths, s.document_count, failed), "documents",
+                       json_documents(f, &s, failed)),
              failed);
     }
     return list;

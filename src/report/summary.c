@@ -156,9 +156,31 @@ static void put_every(tsr_text *out, const char *what, tsr_config_every every, d
         tsr_text_printf(out, "%s every %lld", what, (long long)tsr_config_steps(steps, total, 1));
 }
 
+/* "dpo sigmoid, beta 0.1, from the base; " */
+static void put_objective(tsr_text *out, const tsr_config *config)
+{
+    tsr_objective_kind kind = config->objective.kind;
+    bool refers = kind == TSR_OBJECTIVE_DPO || kind == TSR_OBJECTIVE_KTO;
+    if (kind == TSR_OBJECTIVE_SFT)
+        return;
+    put_value(out, config, "objective");
+    if (config->loss_type.count) {
+        tsr_text_puts(out, " ");
+        put_value(out, config, "loss_type");
+    }
+    tsr_text_puts(out, ", beta ");
+    put_value(out, config, "beta");
+    if (refers)
+        tsr_text_printf(out, ", from %s",
+                        config->init_adapter && !config->ref_adapter ? "the first adapter"
+                                                                     : "the base");
+    tsr_text_puts(out, "; ");
+}
+
 static void put_steps(tsr_text *out, const tsr_config *config, const tsr_summary *s)
 {
     tsr_text_puts(out, "steps    ");
+    put_objective(out, config);
     if (s->total_before)
         tsr_text_printf(out, "%lld instead of %lld, ", (long long)s->total_steps,
                         (long long)s->total_before);

@@ -335,7 +335,7 @@ typedef union {
     tsr_job_report report;
     tsr_job_evaluation evaluation;
     tsr_job_plan_info info;
-    unsigned char bytes[256];
+    unsigned char bytes[512];
 } filled;
 
 #define UNTOUCHED 0xa5 /* in bytes that the caller did not offer, or that no call has filled yet */
