@@ -488,16 +488,29 @@ static tsr_status take_directory(tsr_usage *usage, const command_row *row)
     return status;
 }
 
-static tsr_status parse_command(tsr_usage *out, const command_row *row, int count,
+/* As in TRL, whose command for each objective is a trainer of its own: the key that the name stands for; NULL: none. */
+static char *objective_key(const char *name)
+{
+    static char keys[][16] = {"objective=dpo", "objective=orpo", "objective=cpo", "objective=kto"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!strcmp(name, strchr(keys[i], '=') + 1))
+            return keys[i];
+    return NULL;
+}
+
+static tsr_status parse_command(tsr_usage *out, const command_row *row, const char *name, int count,
                                 char *const *args)
 {
+    char *key = objective_key(name);
     tsr_usage usage = {.command = row->command};
     tsr_status status = TSR_OK;
-    usage.overrides = calloc((size_t)count + TSR_DIRECTORY_KEYS + 1, sizeof *usage.overrides);
+    usage.overrides = calloc((size_t)count + TSR_DIRECTORY_KEYS + 2, sizeof *usage.overrides);
     if (!usage.overrides)
         return tsr_fail(TSR_ENOMEM, "out of memory: command line");
     for (int i = 0; i < count && status == TSR_OK; i++)
         status = parse_argument(&usage, row, args, count, &i);
+    if (status == TSR_OK && key)
+        status = put_first(&usage, &key, 1);
     if (status == TSR_OK)
         status = take_directory(&usage, row);
     if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV &&
@@ -523,7 +536,7 @@ static const command_row *find_command(const char *name)
         if (!strcmp(name, commands[i].name) ||
             (commands[i].also && !strcmp(name, commands[i].also)))
             return &commands[i];
-    return NULL;
+    return objective_key(name) ? find_command("train") : NULL;
 }
 
 /* The KEY of --help KEY and --help=KEY: a word, with its dashes or without, no path; NULL: there is none. */
@@ -591,7 +604,7 @@ tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
     for (int i = row ? 2 : 1; i < argc; i++)
         if (!row || is_option(argv[i], "--help") || !strcmp(argv[i], "-h"))
             return give_help(out, row, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
-    return parse_command(out, row, argc - 2, argv + 2);
+    return parse_command(out, row, argv[1], argc - 2, argv + 2);
 }
 
 void tsr_usage_free(tsr_usage *usage)

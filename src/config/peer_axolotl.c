@@ -66,9 +66,11 @@ static void convert_adapter(tsr_peers_work *work, const tsr_config_entry *entry)
 static void convert_rl(tsr_peers_work *work, const tsr_config_entry *entry)
 {
     if (!tsr_peers_is_one_of(&entry->value, "false"))
-        tsr_peers_refuse(work, entry, &entry->value,
-                         "preferences are not trained on in this version; only answers are (leave "
-                         "rl out, with data sets of chats or of prompts and answers)");
+        tsr_peers_refuse(
+            work, entry, &entry->value,
+            "files of preferences are not translated in this version; write a job.yaml "
+            "with objective: dpo, orpo, cpo or kto (docs/objectives.md), or leave rl "
+            "out");
 }
 
 /* Both: the union, which is all linear modules. */
@@ -261,7 +263,7 @@ static const tsr_peer_converted converted[] = {
     {"saves_per_epoch", "save_steps", convert_saves_per_epoch, "as `evals_per_epoch`"},
     {"adapter", "load_in_4bit", convert_adapter,
      "lora, qlora; `load_in_4bit` decides about the base"},
-    {"rl", NULL, convert_rl, "refused: not in this version"},
+    {"rl", NULL, convert_rl, "refused: not translated in this version"},
     {"lora_target_linear", "lora_target_modules", convert_targets, "true: all-linear"},
     {"lora_target_modules", "lora_target_modules", convert_targets,
      "with `lora_target_linear: true`: all-linear"},

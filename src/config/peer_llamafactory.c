@@ -47,9 +47,11 @@ static void convert_stage(tsr_peers_work *work, const tsr_config_entry *entry)
         tsr_peers_remark(work, "a text beyond cutoff_len is not cut into several rows");
     }
     if (!tsr_peers_is_one_of(&entry->value, "sft pt"))
-        tsr_peers_refuse(work, entry, &entry->value,
-                         "preferences and rewards are not trained on in this version: write stage: "
-                         "sft (answers) or pt (texts)");
+        tsr_peers_refuse(
+            work, entry, &entry->value,
+            "files of preferences and rewards are not translated in this version; write "
+            "a job.yaml with objective: dpo, orpo, cpo or kto (docs/objectives.md), or "
+            "stage: sft (answers) or pt (texts)");
 }
 
 static void convert_type(tsr_peers_work *work, const tsr_config_entry *entry)

@@ -281,7 +281,7 @@ static void test_axolotl_refused(void **state)
     static const expected cases[] = {
         {AXOLOTL SETS "rl: dpo\n",
          NULL,
-         {"their.yaml:5: rl: found 'dpo'", "not trained on in this version"}},
+         {"their.yaml:5: rl: found 'dpo'", "not translated in this version"}},
         {AXOLOTL SETS "load_in_8bit: true\n",
          NULL,
          {"load_in_8bit: found 'true'", "load_in_4bit: true"}},
