@@ -10,6 +10,7 @@
  * The job is the program's own: the same reader of job.yaml, the same plan, executor and kernels; only
  * the weights are made up (model.h). key=value goes to the configuration. Under mpirun every rank
  * trains BATCH x LENGTH tokens and rank 0 reports: one line of JSON on stdout, a summary on stderr.
+ * With --pairs two rows at a time are a pair that DPO is trained on: as many tokens, and all but two of them labels, as without.
  * With --documents the BATCH x LENGTH tokens of a micro-batch are documents of such lengths.
  *
  * --runs: each line of FILE that is not empty and no comment (#) is a run, with the options of the
@@ -42,14 +43,15 @@
 
 static int usage(const char *what)
 {
-    fprintf(stderr,
-            "bench_model: %s\nusage: bench_model --shape S [--layers N] [--batch B] [--length L] "
-            "[--documents LEAST:MOST]\n  [--adapter lora|dora] [--rank R] "
-            "[--recompute none|selective|full|auto]\n  [--offload none|sharded|full|auto] "
-            "[--dtype D] [--backend B] [--memory-budget BYTES]\n  [--resident 0|N|auto] [--steps "
-            "N] [--warmup N] [--timeline] [--roofs FILE] [--scratch DIR]\n  [--runs FILE] "
-            "[key=value ...]\n  shapes: %s\n",
-            what, bench_shape_names());
+    fprintf(
+        stderr,
+        "bench_model: %s\nusage: bench_model --shape S [--layers N] [--batch B] [--length L] "
+        "[--documents LEAST:MOST]\n  [--adapter lora|dora] [--rank R] "
+        "[--recompute none|selective|full|auto]\n  [--offload none|sharded|full|auto] "
+        "[--dtype D] [--backend B] [--memory-budget BYTES]\n  [--resident 0|N|auto] [--steps "
+        "N] [--warmup N] [--timeline] [--pairs] [--roofs FILE] [--scratch DIR]\n  [--runs FILE] "
+        "[key=value ...]\n  shapes: %s\n",
+        what, bench_shape_names());
     return -1;
 }
 
@@ -114,6 +116,10 @@ static int read_options(bench_run *run, const char **runs, int count, char **arg
             continue;
         }
         const char *key = arguments[i] + 2;
+        if (!strcmp(key, "pairs")) {
+            run->pairs = true;
+            continue;
+        }
         if (!strcmp(key, "timeline")) {
             run->timeline = true;
             continue;
@@ -136,6 +142,8 @@ static int settle(bench_run *run)
         return usage("--shape is missing");
     if (run->layers)
         run->shape.layers = run->layers;
+    if (run->pairs && run->batch % 2)
+        return usage("--pairs needs an even --batch");
     if (run->timeline && run->warmup < TSR_TRACE_LAST)
         run->warmup = TSR_TRACE_LAST;
     if (run->shape.layers > BENCH_MOST_LAYERS)

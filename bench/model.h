@@ -44,6 +44,7 @@ typedef struct {
     int64_t layers;    /* 0: all of the shape */
     int64_t batch, length, r, steps, warmup;
     bool dora, timeline;
+    bool pairs; /* rows are answers, two of them a pair, which DPO is trained on */
     const char *recompute, *offload, *dtype, *backend, *memory_budget, *resident;
     const char *documents; /* "64:1500": batch x length tokens as documents of such lengths */
     const char *roofs;     /* what bench_roofs printed; NULL: no floor */

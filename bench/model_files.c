@@ -224,6 +224,15 @@ int bench_rows_make(bench_run *run)
     return left > 0 ? -1 : 0;
 }
 
+static void write_ids(FILE *file, const char *key, int64_t count, int64_t vocabulary,
+                      uint64_t *drawn)
+{
+    fprintf(file, "\"%s\": [", key);
+    for (int64_t i = 0; i < count; i++)
+        fprintf(file, "%s%d", i ? "," : "", (int)(tsr_mix(++*drawn) % (uint64_t)vocabulary));
+    fputs("]", file);
+}
+
 static int write_rows(const bench_run *run)
 {
     int64_t count = run->row_count * run->ranks * STEPS_OF_ROWS;
@@ -232,11 +241,15 @@ static int write_rows(const bench_run *run)
     if (!file)
         return -1;
     for (int64_t row = 0; row < count; row++) {
-        fputs("{\"input_ids\": [", file);
-        for (int64_t i = 0; i < run->row[row % run->row_count]; i++)
-            fprintf(file, "%s%d", i ? "," : "",
-                    (int)(tsr_mix(++drawn) % (uint64_t)run->shape.vocabulary));
-        fputs("]}\n", file);
+        const char *key = !run->pairs ? "input_ids" : row % 2 ? "rejected_ids" : "chosen_ids";
+        bool begins = !run->pairs || row % 2 == 0, ends = !run->pairs || row % 2;
+        int64_t prompt = run->pairs; /* one token, of which there is no label either */
+        fputs(begins ? "{" : ", ", file);
+        if (begins && prompt)
+            fputs("\"prompt_ids\": [1], ", file);
+        write_ids(file, key, run->row[row % run->row_count] - prompt,
+                  (int64_t)run->shape.vocabulary, &drawn);
+        fputs(ends ? "}\n" : "", file);
     }
     return finish(file, "rows.jsonl");
 }
@@ -252,13 +265,17 @@ static int64_t longest_row(const bench_run *run)
 static int write_job(const bench_run *run)
 {
     FILE *file = create(run, "job.yaml");
+    int64_t each = run->pairs ? 2 : 1; /* rows of a sample */
     if (!file)
         return -1;
     fprintf(file,
             "model_name_or_path: \"%s\"\ndataset: \"%s/rows.jsonl\"\n"
-            "dataset_format: pretokenized\nshuffle: false\nmax_length: %" PRId64 "\n"
+            "%sshuffle: false\nmax_length: %" PRId64 "\n"
             "dtype: %s\nbackend: %s\n",
-            run->directory, run->directory, longest_row(run), run->dtype, run->backend);
+            run->directory, run->directory,
+            run->pairs ? "dataset_format: preference_ids\nobjective: dpo\n"
+                       : "dataset_format: pretokenized\n",
+            longest_row(run), run->dtype, run->backend);
     fprintf(file,
             "lora_r: %" PRId64 "\nlora_alpha: %" PRId64 "\nlora_dropout: 0\nuse_dora: %s\n"
             "lora_target_modules: all-linear\n",
@@ -267,7 +284,7 @@ static int write_job(const bench_run *run)
             "per_device_train_batch_size: %" PRId64 "\ntotal_batch_size: %" PRId64
             "\nmax_steps: %" PRId64 "\n"
             "lr_scheduler_type: constant\nlogging_steps: 1000000\n",
-            run->row_count, run->row_count * run->ranks, run->warmup + run->steps);
+            run->row_count / each, run->row_count / each * run->ranks, run->warmup + run->steps);
     if (run->timeline)
         fprintf(file, "trace: \"%s/out/trace.json\"\n", run->directory);
     fprintf(file,

@@ -140,8 +140,8 @@ typedef struct tsr_job_report {
 /* The same on every rank. Begin with TSR_JOB_EVALUATION_INIT; as tsr_job_report. */
 typedef struct tsr_job_evaluation {
     size_t size;
-    double loss, perplexity; /* over all label tokens together, or the objective's, which has no perplexity; NaN: not
-                                finite, or stopped */
+    /* Over all label tokens together, or the objective's, which has no perplexity; NaN: not finite, or stopped. */
+    double loss, perplexity;
     int64_t label_tokens, rows;
     int64_t best_step; /* of the least loss so far; 0: none yet. Step 0 does not count. */
     double best_loss;  /* NaN: none yet */
