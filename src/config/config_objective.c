@@ -58,6 +58,7 @@ static const struct {
     {"label_smoothing", DPO | CPO},
     {"ref_adapter", DPO | KTO},
     {"ld_alpha", DPO},
+    {"use_weighting", DPO},
     {"f_divergence_type", DPO},
     {"f_alpha_divergence_coef", DPO},
     {"discopop_tau", DPO},

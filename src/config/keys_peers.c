@@ -70,7 +70,6 @@ static const tsr_key_peer peers[] = {
     {"precompute_ref_log_probs", NULL,
      "the reference's log-probabilities are computed once, before step 1"},
     {"precompute_ref_batch_size", NULL, "per_device_train_batch_size is that of the reference too"},
-    {"use_weighting", "false null", "weighting pairs (WPO) is not in this version"},
     {"padding_free", NULL, "documents are never padded"},
     {"sync_ref_model", "false null", "the reference stays as it is"},
     {"generate_during_eval", "false null", "nothing is generated"},

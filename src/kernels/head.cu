@@ -58,6 +58,8 @@ static __global__ void begin_rows(tsr_head_state state, int64_t rows)
         state.rival[row] = -INFINITY;
         state.spread[row] = 0;
     }
+    if (state.squares)
+        state.squares[row] = 0;
 }
 
 extern "C" tsr_status tsr_head_begin_cuda(tsr_stream *stream, const tsr_head_begin_args *args)
@@ -230,14 +232,14 @@ static __device__ __forceinline__ float slope_of(float capped, float cap)
     return capped > -INFINITY ? 1 - share * share : 0;
 }
 
-template <bool CAPPED>
+template <bool CAPPED, bool SQUARES>
 static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a)
 {
     tsr_kernel_begin();
     __shared__ float shared[TSR_WARP + 1];
     int64_t row = blockIdx.x;
     float *logits = a.logits + row * a.stride;
-    float v[4 * ROW_VECTORS], most = -INFINITY, sum = 0, spread = 0;
+    float v[4 * ROW_VECTORS], most = -INFINITY, sum = 0, spread = 0, squares = 0;
 #pragma unroll
     for (int j = 0; j < ROW_VECTORS; j++)
         load_logits(v + 4 * j, logits, ((int64_t)j * blockDim.x + threadIdx.x) * 4, a.count);
@@ -270,6 +272,8 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
             float distance = v[4 * j + i] - from;
             v[4 * j + i] = expf(distance);
             spread += v[4 * j + i] * fmaxf(distance, LEAST_EXPONENT);
+            if (SQUARES)
+                squares += v[4 * j + i] * v[4 * j + i];
         }
         sum += (v[4 * j] + v[4 * j + 1]) + (v[4 * j + 2] + v[4 * j + 3]);
 #pragma unroll
@@ -281,6 +285,8 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
     sum = tsr_block_sum(sum, shared);
     if (a.state.spread)
         spread = tsr_block_sum(spread, shared);
+    if (SQUARES)
+        squares = tsr_block_sum(squares, shared);
     float shrink = max != old ? expf(old - max) : 1; /* 0 at first: exp(-inf) */
     if (threadIdx.x == 0 && a.state.rival) {
         float rival = before ? nextafterf(most, INFINITY) : most;
@@ -293,6 +299,8 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
     if (threadIdx.x == 0) {
         a.state.max[row] = max;
         a.state.sum[row] = a.state.sum[row] * shrink + sum;
+        if (SQUARES)
+            a.state.squares[row] = a.state.squares[row] * shrink * shrink + squares;
         if (here)
             a.state.label_logit[row] = label_logit;
     }
@@ -431,6 +439,8 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
         weigh.state.rival = s->rival + row;
         weigh.state.spread = s->spread + row;
     }
+    if (s->squares)
+        weigh.state.squares = s->squares + row;
     if (s->acc) {
         weigh.state.acc = s->acc + row * d;
         weigh.state.wy = s->wy + row * d;
@@ -446,8 +456,12 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
     weigh.growth = args->dtype == TSR_F16 ? 0 : GROWTH;
     unsigned threads =
         (unsigned)rounded((tile->vocab + 4 * ROW_VECTORS - 1) / (4 * ROW_VECTORS), TSR_WARP);
-    TSR_LAUNCH(args->softcap > 0 ? weigh_rows<true> : weigh_rows<false>, (unsigned)rows, threads,
-               tile->stream, weigh);
+    if (s->squares)
+        TSR_LAUNCH((args->softcap > 0 ? weigh_rows<true, true> : weigh_rows<false, true>),
+                   (unsigned)rows, threads, tile->stream, weigh);
+    else
+        TSR_LAUNCH((args->softcap > 0 ? weigh_rows<true, false> : weigh_rows<false, false>),
+                   (unsigned)rows, threads, tile->stream, weigh);
     TSR_TRY(tsr_launched("head_chunk"));
     return s->acc ? add_weighted(tile, row, rows) : TSR_OK;
 }
@@ -536,6 +550,18 @@ static __device__ double entropy_of(double max, double sum, double spread, doubl
     return log(sum + weight) - (spread + weight * lead) / (sum + weight);
 }
 
+/* As in head_ref.c. */
+static __device__ double log_squares_of(double max, double sum, double squares, double label_logit)
+{
+    double lead = label_logit - max, weight = exp(-fabs(lead));
+    if (!isfinite(label_logit))
+        return NAN;
+    if (!(sum > 0))
+        return 0;
+    return lead > 0 ? log1p(squares * weight * weight) - 2 * log1p(sum * weight)
+                    : log(squares + weight * weight) - 2 * log(sum + weight);
+}
+
 /* As take_mean_row of head_ref.c, the same bits. */
 static __global__ void __launch_bounds__(THREADS) take_mean_row(tsr_head_finish_args a)
 {
@@ -594,6 +620,9 @@ static __global__ void __launch_bounds__(LOSS_THREADS) finish_loss(tsr_head_fini
         if (a.smoothing > 0)
             nll += a.smoothing * ((double)s->label_logit[i] - a.nll[i]);
         a.nll[i] = nll;
+        if (s->squares)
+            a.log_squares[i] =
+                (float)log_squares_of(s->max[i], s->sum[i], s->squares[i], s->label_logit[i]);
         sum += nll;
         if (s->rival) {
             entropy += entropy_of(s->max[i], s->sum[i], s->spread[i], s->label_logit[i]);

@@ -29,6 +29,10 @@
  *                    *entropy += RN(2^32 * sum over rows of log S - (spread + e lead) / S);
  *                    *correct += rows whose label_logit >= rival: the label is the argmax, of equal logits the first
  *
+ * And with squares, the log of the sum of all p^2, how sure a row is of itself:
+ *     head_chunk     squares += sum of exp(2 (l - m)), multiplied by exp(2 (m - m')) where the maximum grows
+ *     head_finish    log_squares = log((squares + e^2) / S^2)
+ *
  * A label that no chunk had gives a NaN nll, which the fixed-point sum takes as TSR_EINTERNAL: an
  * infinite or NaN loss sets *loss_overflow instead and adds nothing.
  *
@@ -48,6 +52,7 @@ typedef struct {
     float *max, *sum, *label_logit; /* [rows] each */
     float *acc, *wy;                /* [rows, d] each; both NULL: the loss only */
     float *rival, *spread;          /* [rows] each; both NULL: neither accuracy nor entropy */
+    float *squares;                 /* [rows]; NULL: log_squares is not wanted */
     float *row_parts;               /* [TSR_HEAD_PARTS, d]; NULL: W's rows are not summed */
 } tsr_head_state;
 
@@ -81,6 +86,7 @@ typedef struct {
     int32_t *loss_overflow; /* one word, set to 1 where the loss is not finite or above 2^29 */
     int64_t *correct;       /* one word, added to where the loss is; NULL without rival */
     int64_t *entropy;       /* likewise, TSR_LOSS_SHIFT */
+    float *log_squares;     /* [rows], written; NULL without squares */
     int64_t rows, d;
     float scale;
     tsr_dtype dtype;

@@ -64,6 +64,8 @@ tsr_status tsr_head_finish_check(const tsr_head_finish_args *args)
     TSR_EXPECT(args->rows == 0 ||
                    (!args->correct == !args->state.rival && !args->entropy == !args->state.rival),
                "head_finish", "correct and entropy belong to rival");
+    TSR_EXPECT(args->rows == 0 || !args->log_squares == !args->state.squares, "head_finish",
+               "log_squares belongs to squares");
     TSR_EXPECT(args->rows == 0 || !(args->smoothing > 0) ||
                    (args->h && args->mean_row && args->vocabulary > 0),
                "head_finish", "smoothing needs h, mean_row and the vocabulary");
@@ -85,6 +87,8 @@ static void begin_block(void *context, int index)
             args->state.rival[i] = -INFINITY;
             args->state.spread[i] = 0;
         }
+        if (args->state.squares)
+            args->state.squares[i] = 0;
     }
     if (index == 0 && args->state.row_parts)
         memset(args->state.row_parts, 0, (size_t)(TSR_HEAD_PARTS * args->d) * sizeof(float));
@@ -151,6 +155,20 @@ TSR_INLINE float weigh_row(float *row, int64_t count, float max, float *spread)
     return sum;
 }
 
+/* Of weights, in lanes. */
+TSR_INLINE float sum_squares(const float *row, int64_t count)
+{
+    float lane[TSR_LANES] = {0};
+    int64_t i = 0;
+    for (; i + TSR_LANES <= count; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++)
+            lane[l] += row[i + l] * row[i + l];
+    float sum = tsr_lanes_sum(lane);
+    for (; i < count; i++)
+        sum += row[i] * row[i];
+    return sum;
+}
+
 /* One row of logits: the label, the running maximum and sum, and the logits become weights. */
 TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
 {
@@ -187,6 +205,8 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
         if (s->spread)
             s->spread[row] = shrink > 0 ? shrink * (s->spread[row] + (old - max) * s->sum[row]) : 0;
         s->sum[row] *= shrink;
+        if (s->squares)
+            s->squares[row] *= shrink * shrink;
         if (s->acc)
             for (int64_t j = 0; j < d; j++)
                 s->acc[row * d + j] *= shrink;
@@ -194,6 +214,8 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
     s->sum[row] += weigh_row(logits, tile->vocab, max > -INFINITY ? max : 0, &spread);
     if (s->spread)
         s->spread[row] += spread;
+    if (s->squares)
+        s->squares[row] += sum_squares(logits, tile->vocab);
     for (int64_t i = 0; i < tile->vocab && cap > 0; i++)
         logits[i] *= slope[i];
 }
@@ -327,6 +349,18 @@ static double entropy_of(double max, double sum, double spread, double label_log
     return log(total) - (spread + weight * lead) / total;
 }
 
+/* As nll_of, of the larger weight. */
+static double log_squares_of(double max, double sum, double squares, double label_logit)
+{
+    double lead = label_logit - max, weight = exp(-fabs(lead));
+    if (!isfinite(label_logit))
+        return NAN;
+    if (!(sum > 0)) /* there are no others */
+        return 0;
+    return lead > 0 ? log1p(squares * weight * weight) - 2 * log1p(sum * weight)
+                    : log(squares + weight * weight) - 2 * log(sum + weight);
+}
+
 /* The mean logit of a row, over the vocabulary. */
 TSR_INLINE double mean_logit(const tsr_head_finish_args *args, int64_t row)
 {
@@ -356,6 +390,9 @@ TSR_CLONES static void finish_block(void *context, int index)
     int64_t last = tsr_min(args->rows, (index + 1) * rows);
     for (int64_t i = index * rows; i < last; i++) {
         args->nll[i] = nll_of(s->max[i], s->sum[i], s->label_logit[i]);
+        if (s->squares)
+            args->log_squares[i] =
+                (float)log_squares_of(s->max[i], s->sum[i], s->squares[i], s->label_logit[i]);
         if (args->smoothing > 0)
             args->nll[i] += args->smoothing * ((double)s->label_logit[i] - mean_logit(args, i));
         if (!args->dh)

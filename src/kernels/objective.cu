@@ -42,6 +42,21 @@ static __device__ void sum_parts(const tsr_objective_args *a)
     }
 }
 
+/* As take_confidence of objective_ref.c. */
+static __device__ void take_confidence(double *out, const tsr_objective_args *a)
+{
+    int lane = threadIdx.x % TSR_WARP;
+    for (int64_t d = threadIdx.x / TSR_WARP; d < a->documents; d += THREADS / TSR_WARP) {
+        const int32_t *part = a->part + TSR_PARTS * d;
+        double sum = 0;
+        for (int32_t i = part[TSR_PART_COMPLETION] + lane; i < part[TSR_PARTS]; i += TSR_WARP)
+            sum -= a->nll[i] + (double)a->log_squares[i];
+        sum = warp_sum(sum);
+        if (lane == 0)
+            out[d] = sum / (double)(part[TSR_PARTS] - part[TSR_PART_COMPLETION]);
+    }
+}
+
 static __device__ void weigh_rows(const tsr_objective_args *a, const double *weights, bool fine)
 {
     int lane = threadIdx.x % TSR_WARP;
@@ -78,8 +93,12 @@ static __global__ void __launch_bounds__(THREADS) prefer(const __grid_constant__
     sum_parts(a);
     if (!a->weight)
         return;
-    tsr_prefer_batch batch = {&all.objective, a->part,      a->sums,
-                              a->reference,   a->desirable, a->documents};
+    double *confidence =
+        all.objective.weighting ? of + TSR_PREFERENCE_OF_PAIR * (a->documents / 2) : NULL;
+    if (confidence)
+        take_confidence(confidence, a);
+    tsr_prefer_batch batch = {&all.objective, a->part,    a->sums,     a->reference,
+                              a->desirable,   confidence, a->documents};
     __syncthreads();
     if (threadIdx.x == 0)
         pool = tsr_prefer_pooled(&batch);

@@ -9,6 +9,8 @@
  * b = L(r) - Lref(r), the losses are those of TRL 1.16 (docs/objectives.md has each formula).
  *
  *     sums[p]   = - sum of nll over the rows of part p, in fp64, in a fixed order
+ *     q(y)      = the mean over the completion's rows of log p - log sum p^2: with weighting a pair's loss is multiplied by
+ *                 exp(q(c) + q(r)), which has no gradient
  *     *loss    += RN(2^32 * loss), loss the mean over the micro-batch's pairs
  *     weight[i] = scale * d loss / d nll[i]
  *
@@ -70,6 +72,7 @@ typedef struct {
     double discopop_tau;
     tsr_divergence divergence;
     double f_alpha_divergence_coef;
+    bool weighting;                       /* use_weighting, of DPO */
     double cpo_alpha, simpo_gamma, alpha; /* of CPO */
     double desirable_weight, undesirable_weight;
 } tsr_objective;
@@ -104,19 +107,19 @@ typedef struct {
     const int32_t *part;     /* [TSR_PARTS documents + 1]: the first row of each part, then rows */
     const double *reference; /* [TSR_PARTS documents], sums as below of the reference; NULL: none */
     const int32_t *desirable; /* [documents / 2], 0 or 1; KTO's */
+    const float *log_squares; /* [rows], log of the sum of all p^2 (head.h); for weighting */
     double *sums;  /* [tsr_objective_doubles(documents)]: first the sums, [TSR_PARTS documents] */
     float *weight; /* [rows], written; NULL: sums alone */
     double scale;  /* of the micro-batch's loss in the step's */
     int64_t *loss; /* one word, added to */
-    int32_t
-        *loss_overflow; /* one word, set to 1 where loss or a metric is not finite or above 2^29 */
-    int64_t *words;     /* [TSR_PREFERENCE_WORDS], added to */
+    int32_t *loss_overflow; /* one word, set to 1 where a number is not finite or above 2^29 */
+    int64_t *words;         /* [TSR_PREFERENCE_WORDS], added to */
 } tsr_objective_args;
 
-/* Sums, what the loss gives each of them, and what is reported of each pair. */
+/* Sums, what the loss gives each of them, what is reported of each pair, and how sure the model is of each document. */
 static inline int64_t tsr_objective_doubles(int64_t documents)
 {
-    return 2 * TSR_PARTS * documents + TSR_PREFERENCE_OF_PAIR * (documents / 2);
+    return (2 * TSR_PARTS + 1) * documents + TSR_PREFERENCE_OF_PAIR * (documents / 2);
 }
 
 /* x[i, :] *= weight[i], in fp32, rounded to dtype. */

@@ -23,6 +23,7 @@ typedef struct {
     const int32_t *part;
     const double *sums, *reference; /* reference NULL: none */
     const int32_t *desirable;
+    const double *confidence; /* [documents], q; NULL: there is no weighting */
     int64_t documents;
 } tsr_prefer_batch;
 
@@ -30,6 +31,7 @@ typedef struct {
 typedef struct {
     double chosen_rows; /* completion rows of all chosen documents, or of ORPO all of them */
     double chosen_nll;  /* their mean */
+    double confidence;  /* the mean weight of a pair */
     double shift;       /* KTO's z */
 } tsr_prefer_pool;
 
@@ -344,6 +346,12 @@ TSR_PREFER_INLINE tsr_prefer_slopes tsr_dpo_loss(const tsr_prefer_batch *b, tsr_
 
 /* ---- a pair ---- */
 
+/* exp(q(c) + q(r)). */
+TSR_PREFER_INLINE double tsr_pair_confidence(const tsr_prefer_batch *b, int64_t pair)
+{
+    return b->confidence ? exp(b->confidence[2 * pair] + b->confidence[2 * pair + 1]) : 1;
+}
+
 /* What the loss gives the sums of a document: `by` of L, and of the chosen ones' plain sums `plain`. */
 TSR_PREFER_INLINE void tsr_put_weights(double *weights, const tsr_prefer_batch *b, int64_t document,
                                        double by, double plain, bool prompt)
@@ -358,20 +366,20 @@ TSR_PREFER_INLINE void tsr_dpo_pair(double *of, double *weights, const tsr_prefe
                                     const tsr_prefer_pool *pool, int64_t pair)
 {
     const tsr_objective *o = b->o;
-    double pairs = (double)(b->documents / 2);
+    double pairs = (double)(b->documents / 2), confidence = tsr_pair_confidence(b, pair);
     double loss = 0, by_chosen = 0, by_rejected = 0, plain = 0;
     int64_t c = 2 * pair, r = c + 1;
     for (int i = 0; i < o->count; i++) {
         double weight = o->loss_weight[i];
         if (o->loss[i] == TSR_PREFER_SFT) {
-            loss += weight * pool->chosen_nll;
-            plain -= weight / pool->chosen_rows;
+            loss += weight * confidence * pool->chosen_nll;
+            plain -= weight * pool->confidence / pool->chosen_rows;
             continue;
         }
         tsr_prefer_slopes one = tsr_dpo_loss(b, o->loss[i], pair);
-        loss += weight * one.loss;
-        by_chosen += weight * one.by_first / pairs;
-        by_rejected += weight * one.by_second / pairs;
+        loss += weight * confidence * one.loss;
+        by_chosen += weight * confidence * one.by_first / pairs;
+        by_rejected += weight * confidence * one.by_second / pairs;
     }
     tsr_put_weights(weights, b, c, by_chosen, plain, false);
     tsr_put_weights(weights, b, r, by_rejected, 0, false);
@@ -498,7 +506,7 @@ TSR_PREFER_INLINE void tsr_prefer_pair(double *of, double *weights, const tsr_pr
 
 TSR_PREFER_INLINE tsr_prefer_pool tsr_prefer_pooled(const tsr_prefer_batch *b)
 {
-    tsr_prefer_pool pool = {0, 0, 0};
+    tsr_prefer_pool pool = {0, 0, 0, 0};
     double pairs = (double)(b->documents / 2), mismatched = 0, logp = 0;
     bool prompts = b->o->kind == TSR_OBJECTIVE_ORPO;
     for (int64_t c = 0; c < b->documents; c += 2) {
@@ -508,6 +516,7 @@ TSR_PREFER_INLINE tsr_prefer_pool tsr_prefer_pooled(const tsr_prefer_batch *b)
         logp += sums[TSR_PART_COMPLETION] + sums[TSR_PART_BEYOND] +
                 (prompts ? sums[TSR_PART_PROMPT] : 0);
         mismatched += tsr_log_ratio(b, c + 1);
+        pool.confidence += tsr_pair_confidence(b, c / 2) / pairs;
     }
     pool.chosen_nll = -logp / pool.chosen_rows;
     if (b->o->kind == TSR_OBJECTIVE_KTO && b->o->loss[0] == TSR_PREFER_KTO)

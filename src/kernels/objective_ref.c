@@ -46,6 +46,7 @@ tsr_status tsr_objective_check(const tsr_objective_args *args)
     TSR_EXPECT(args->objective && known(args->objective), op, "no such objective or loss");
     TSR_EXPECT(args->loss && args->loss_overflow && args->words, op,
                "loss, loss_overflow or words is NULL");
+    TSR_EXPECT(!args->objective->weighting || args->log_squares, op, "weighting needs log_squares");
     TSR_EXPECT(args->objective->kind != TSR_OBJECTIVE_KTO || args->desirable, op,
                "KTO needs desirable");
     return TSR_OK;
@@ -68,6 +69,18 @@ static void sum_parts(const tsr_objective_args *args)
         for (int32_t i = args->part[p]; i < args->part[p + 1]; i++)
             sum -= args->nll[i];
         args->sums[p] = sum;
+    }
+}
+
+/* q of each document. */
+static void take_confidence(double *out, const tsr_objective_args *args)
+{
+    for (int64_t d = 0; d < args->documents; d++) {
+        const int32_t *part = args->part + TSR_PARTS * d;
+        double sum = 0;
+        for (int32_t i = part[TSR_PART_COMPLETION]; i < part[TSR_PARTS]; i++)
+            sum -= args->nll[i] + (double)args->log_squares[i];
+        out[d] = sum / (double)(part[TSR_PARTS] - part[TSR_PART_COMPLETION]);
     }
 }
 
@@ -107,11 +120,16 @@ tsr_status tsr_objective_ref(const tsr_objective_args *args, tsr_pool *pool)
     sum_parts(args);
     if (!args->weight)
         return TSR_OK;
+    double *confidence =
+        args->objective->weighting ? of + TSR_PREFERENCE_OF_PAIR * (args->documents / 2) : NULL;
+    if (confidence)
+        take_confidence(confidence, args);
     const tsr_prefer_batch batch = {.o = args->objective,
                                     .part = args->part,
                                     .sums = args->sums,
                                     .reference = args->reference,
                                     .desirable = args->desirable,
+                                    .confidence = confidence,
                                     .documents = args->documents};
     const tsr_prefer_pool pooled = tsr_prefer_pooled(&batch);
     for (int64_t i = 0; i < args->documents / 2; i++)

@@ -27,6 +27,7 @@ static tsr_head_state state_of(const tsr_model *model)
     tsr_head_state state = model->activations.head.state;
     if (!tsr_model_current(model)->batch.train)
         state.acc = state.wy = NULL;
+    state.squares = model->preference.squares;
     if (!model->mean_row_known)
         state.row_parts = model->activations.row_parts;
     return state;
@@ -86,6 +87,7 @@ static tsr_status finish(tsr_model *model)
                                 .loss_overflow = model->sums.loss_overflow,
                                 .correct = model->sums.correct,
                                 .entropy = model->sums.entropy,
+                                .log_squares = model->preference.log_squares,
                                 .rows = s->batch.label_rows,
                                 .d = joined_width(model),
                                 .scale = weighed ? 1 : (float)(1 / s->batch.label_tokens),

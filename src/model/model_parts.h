@@ -50,8 +50,9 @@ typedef struct {
 
 /* Of an objective, device memory; all NULL: there is none. */
 typedef struct {
-    double *sums;   /* [TSR_PARTS documents] */
-    float *weight;  /* [label rows] */
+    double *sums;                 /* [TSR_PARTS documents] */
+    float *weight;                /* [label rows] */
+    float *squares, *log_squares; /* [label rows] each, of the head; NULL: pairs are not weighted */
     int64_t *words; /* [TSR_PREFERENCE_WORDS], and behind them the sum of nll, which nobody reads */
 } preference_state;
 

@@ -19,17 +19,21 @@ tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *
 {
     uint64_t doubles = (uint64_t)tsr_objective_doubles(options->bounds.documents);
     uint64_t rows = (uint64_t)options->bounds.label_rows;
-    void *sums = NULL, *weight = NULL, *words = NULL;
+    void *sums = NULL, *weight = NULL, *words = NULL, *squares[2] = {NULL};
     TSR_TRY(
         device(user, &sums, "document sums",
                "log-probabilities of the micro-batch's documents, and what the loss makes of them",
                (tsr_array){TSR_F64, doubles, 1}));
     TSR_TRY(device(user, &weight, "row weights", "of the objective: the gradient of each label",
                    (tsr_array){TSR_F32, rows, 1}));
+    for (int i = 0; i < 2 && options->objective->weighting; i++)
+        TSR_TRY(device(user, &squares[i], i ? "row log squares" : "row squares",
+                       "of the objective: how sure the model is of each label",
+                       (tsr_array){TSR_F32, rows, 1}));
     TSR_TRY(device(user, &words, "preference sums", "of the objective: what is reported of a step",
                    (tsr_array){TSR_I64, TSR_PREFERENCE_WORDS + 1, 1}));
     if (model)
-        model->preference = (preference_state){sums, weight, words};
+        model->preference = (preference_state){sums, weight, squares[0], squares[1], words};
     return TSR_OK;
 }
 
@@ -53,6 +57,7 @@ tsr_status tsr_model_prefer(tsr_model *model)
                               .part = s->view.part,
                               .reference = s->batch.reference ? s->view.reference : NULL,
                               .desirable = s->view.desirable,
+                              .log_squares = state->log_squares,
                               .sums = state->sums,
                               .weight = s->batch.sums_alone ? NULL : state->weight,
                               .scale = s->batch.share,

@@ -30,6 +30,8 @@ static const objective_case objective_cases[] = {
     {"js_divergence", {.kind = TSR_OBJECTIVE_DPO, .count = 1, .loss_weight = {1}, .divergence = TSR_DIVERGENCE_JS}},
     {"alpha_divergence", {.kind = TSR_OBJECTIVE_DPO, .count = 1, .loss = {TSR_PREFER_HINGE}, .loss_weight = {2},
         .divergence = TSR_DIVERGENCE_ALPHA}},
+    {"weighted", {.kind = TSR_OBJECTIVE_DPO, .count = 2, .loss = {TSR_PREFER_SIGMOID, TSR_PREFER_SFT}, .loss_weight = {1, 0.5},
+        .weighting = true}},
     {"orpo", {.kind = TSR_OBJECTIVE_ORPO, .count = 1}, .prompts = true},
     {"cpo sigmoid", {.kind = TSR_OBJECTIVE_CPO, .count = 1, .loss = {TSR_PREFER_SIGMOID}, .cpo_alpha = 1}},
     {"cpo hinge", {.kind = TSR_OBJECTIVE_CPO, .count = 1, .loss = {TSR_PREFER_HINGE}, .cpo_alpha = 0.5}},
@@ -47,7 +49,7 @@ typedef struct {
     tsr_objective objective;
     tsr_objective_args args;
     double *nll, *reference, *sums;
-    float *weight;
+    float *weight, *log_squares;
     int32_t *part, *desirable, overflow;
     int64_t loss, words[TSR_PREFERENCE_WORDS];
 } objective_run;
@@ -85,7 +87,10 @@ static inline void objective_begin(objective_run *r, const objective_case *c, in
     r->nll = calloc((size_t)rows + 1, sizeof *r->nll);
     r->weight = calloc((size_t)rows + 1, sizeof *r->weight);
     float *random = new_random(rows + parts, 11, 1);
-    assert_true(r->nll && r->weight);
+    r->log_squares = calloc((size_t)rows + 1, sizeof *r->log_squares);
+    assert_true(r->nll && r->weight && r->log_squares);
+    for (int64_t i = 0; i < rows; i++)
+        r->log_squares[i] = -0.6f - 0.5f * random[i];
     for (int64_t i = 0; i < rows; i++)
         r->nll[i] = 1.1 + (double)random[i];
     for (int64_t p = 0; p < parts; p++) {
@@ -103,6 +108,7 @@ static inline void objective_begin(objective_run *r, const objective_case *c, in
                                    .part = r->part,
                                    .reference = refers ? r->reference : NULL,
                                    .desirable = r->desirable,
+                                   .log_squares = r->log_squares,
                                    .sums = r->sums,
                                    .weight = r->weight,
                                    .scale = 0.5,
@@ -114,7 +120,7 @@ static inline void objective_begin(objective_run *r, const objective_case *c, in
 static inline void objective_end(objective_run *r)
 {
     free(r->nll), free(r->weight), free(r->part), free(r->desirable), free(r->reference);
-    free(r->sums);
+    free(r->sums), free(r->log_squares);
 }
 
 #endif

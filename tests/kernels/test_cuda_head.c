@@ -56,6 +56,7 @@ typedef struct {
     float scale;
     double smoothing;
     float *row_parts; /* and behind them mean_row */
+    float *squares;   /* and behind them log_squares; NULL: not wanted */
 } head_fixture;
 
 static void make_head(head_fixture *f, const head_case *c)
@@ -110,6 +111,7 @@ static void run_reference(head_fixture *f)
     f->ref_state = new_floats(5 * c->rows + 64 + 2 * c->rows * c->d);
     tsr_head_state s = head_state(f->ref_state, c);
     s.row_parts = f->smoothing > 0 ? f->row_parts : NULL;
+    s.squares = f->squares;
     RUN(tsr_head_begin_ref(&(tsr_head_begin_args){s, c->rows, c->d}, rig.pool));
     RUN(tsr_head_chunk_ref(&(tsr_head_chunk_args){.state = s,
                                                   .h = f->h,
@@ -132,6 +134,7 @@ static void run_reference(head_fixture *f)
                                 .loss_overflow = &f->overflow,
                                 .correct = &f->correct,
                                 .entropy = &f->entropy,
+                                .log_squares = f->squares ? f->squares + c->rows : NULL,
                                 .rows = c->rows,
                                 .d = c->d,
                                 .scale = f->scale,
@@ -152,7 +155,8 @@ typedef struct {
     void *workspace;
     uint64_t workspace_bytes;
     float *row_parts;
-    bool summed; /* mean_row is known */
+    bool summed;        /* mean_row is known */
+    float *log_squares; /* NULL: not wanted */
 } head_device;
 
 static void copy_head(head_device *g, head_fixture *f)
@@ -174,6 +178,7 @@ static void copy_head(head_device *g, head_fixture *f)
     g->overflow = (int32_t *)(g->loss + 1);
     g->row_parts = cuda_copy(NULL, (uint64_t)((TSR_HEAD_PARTS + 1) * c->d) * sizeof(float));
     g->summed = false;
+    g->log_squares = NULL;
     g->workspace_bytes = rig.kernels->head_workspace_bytes(&bounds);
     g->workspace = cuda_copy(NULL, g->workspace_bytes);
 }
@@ -212,6 +217,7 @@ static void run_head(head_device *g, const head_fixture *f, bool backwards)
                                             .loss_overflow = g->overflow,
                                             .correct = correct,
                                             .entropy = entropy,
+                                            .log_squares = g->log_squares,
                                             .rows = c->rows,
                                             .d = c->d,
                                             .scale = f->scale,
@@ -452,6 +458,43 @@ static void a_report_changes_no_bit(void **state)
     free_head(&f);
 }
 
+/* And changes no bit of the gradient. */
+static void how_sure_a_row_is_matches_the_reference(void **state)
+{
+    (void)state;
+    static const head_case shapes[] = {{300, 64, 9000, 4096, 3, TSR_BF16, TSR_BF16, true},
+                                       {70, 33, 20011, 20011, 1, TSR_F32, TSR_F32, true},
+                                       {5, 8, 40, 16, 20, TSR_F32, TSR_F32, false}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const head_case *c = &shapes[i];
+        uint64_t bytes = c->train ? (uint64_t)(c->rows * c->d) * tsr_dtype_bytes(c->dtype) : 0;
+        uint8_t *with = malloc(bytes + 1), *without = malloc(bytes + 1);
+        head_fixture f;
+        head_device g;
+        make_head(&f, c);
+        copy_head(&g, &f);
+        f.squares = new_floats(2 * c->rows);
+        run_reference(&f);
+        run_head(&g, &f, false);
+        cuda_read(without, g.dh, bytes);
+        g.state.squares = cuda_copy(NULL, (uint64_t)c->rows * sizeof(float));
+        g.log_squares = cuda_copy(NULL, (uint64_t)c->rows * sizeof(float));
+        run_head(&g, &f, true);
+        run_head(&g, &f, false);
+        cuda_read(with, g.dh, bytes);
+        assert_memory_equal(with, without, bytes);
+        float *got = cuda_floats(g.log_squares, c->rows, TSR_F32);
+        double loose = c->dtype == TSR_F32 ? 1e-4 : 2e-2;
+        for (int64_t r = 0; r < c->rows; r++) {
+            double want = (double)f.squares[c->rows + r];
+            if (!(fabs((double)got[r] - want) <= loose * (1 + fabs(want))))
+                fail_msg("row %lld: %.9g, want %.9g", (long long)r, (double)got[r], want);
+        }
+        free(got), free(with), free(without), free(f.squares);
+        free_head(&f);
+    }
+}
+
 static void head_gives_the_same_bits(void **state)
 {
     (void)state;
@@ -617,6 +660,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_left_of_a_known_label_is_exact),
         cmocka_unit_test(of_equal_logits_the_first_is_the_argmax),
         cmocka_unit_test(a_report_changes_no_bit),
+        cmocka_unit_test(how_sure_a_row_is_matches_the_reference),
         cmocka_unit_test(head_gives_the_same_bits),
         cmocka_unit_test(dh_may_be_acc_or_wy),
         cmocka_unit_test(a_loss_that_is_not_finite_is_flagged),

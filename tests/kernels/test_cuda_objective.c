@@ -35,6 +35,7 @@ static on_device copy(const objective_run *r)
     d.args.nll = cuda_copy(r->nll, (uint64_t)r->args.rows * sizeof(double));
     d.args.part = cuda_copy(r->part, (uint64_t)(parts + 1) * sizeof(int32_t));
     d.args.desirable = cuda_copy(r->desirable, (uint64_t)r->args.documents / 2 * sizeof(int32_t));
+    d.args.log_squares = cuda_copy(r->log_squares, (uint64_t)r->args.rows * sizeof(float));
     if (r->args.reference)
         d.args.reference = cuda_copy(r->reference, (uint64_t)parts * sizeof(double));
     d.args.sums = d.sums;

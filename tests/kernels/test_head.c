@@ -40,6 +40,7 @@ typedef struct {
     double smoothing;
     float *row_parts; /* and behind them mean_row */
     bool summed;      /* mean_row is known */
+    float *squares;   /* and behind them log_squares; NULL: not wanted */
 } fixture;
 
 static tsr_head_state state_of(const fixture *f)
@@ -51,6 +52,7 @@ static tsr_head_state state_of(const fixture *f)
         s.rival = f->state + 3 * rows;
         s.spread = f->state + 4 * rows;
     }
+    s.squares = f->squares;
     if (f->smoothing > 0 && !f->summed)
         s.row_parts = f->row_parts;
     if (!f->forward_only) {
@@ -95,6 +97,7 @@ static tsr_status run(void *context, tsr_pool *pool)
                                    .loss_overflow = &f->overflow,
                                    .correct = f->loss_alone ? NULL : &f->correct,
                                    .entropy = f->loss_alone ? NULL : &f->entropy,
+                                   .log_squares = f->squares ? f->squares + c->rows : NULL,
                                    .rows = c->rows,
                                    .d = c->d,
                                    .scale = f->scale,
@@ -193,6 +196,50 @@ static void loss_and_gradient_match_fp64(void **state)
         assert_int_equal(run(&f, test_pool(1)), TSR_OK);
         check_loss(&f, nll);
         free(nll), free(dh);
+        free_fixture(&f);
+    }
+}
+
+/* The log of the sum of all p^2 of a row. */
+static double exact_squares(const fixture *f, int64_t row)
+{
+    const head_case *c = f->c;
+    double *l = new_doubles(NULL, c->vocabulary), max = -INFINITY, sum = 0, squares = 0;
+    for (int64_t v = 0; v < c->vocabulary; v++) {
+        l[v] = 0;
+        for (int64_t j = 0; j < c->d; j++)
+            l[v] += (double)f->h[row * c->d + j] * (double)f->w[v * c->d + j];
+        max = l[v] > max ? l[v] : max;
+    }
+    for (int64_t v = 0; v < c->vocabulary; v++) {
+        sum += exp(l[v] - max);
+        squares += exp(2 * (l[v] - max));
+    }
+    free(l);
+    return log(squares) - 2 * log(sum);
+}
+
+static void how_sure_a_row_is_matches_fp64(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f;
+        make_fixture(&f, &cases[i]);
+        int64_t rows = f.c->rows;
+        f.squares = new_floats(2 * rows);
+        if (rows) /* a label that leads by far */
+            put_along(f.h, f.w + f.labels[0] * f.c->d, f.c->d, 30);
+        for (int order = 0; order < 2; order++) {
+            f.backwards = order;
+            assert_int_equal(run(&f, test_pool(order)), TSR_OK);
+            for (int64_t r = 0; r < rows; r++) {
+                double want = exact_squares(&f, r), got = (double)f.squares[rows + r];
+                if (!(fabs(got - want) <= 2e-5 + 2e-6 * fabs(want) * (double)f.c->size))
+                    fail_msg("row %lld of %lld: %.9g, want %.9g", (long long)r, (long long)rows,
+                             got, want);
+            }
+        }
+        free(f.squares);
         free_fixture(&f);
     }
 }
@@ -457,6 +504,7 @@ static void of_equal_logits_the_first_is_the_argmax(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(how_sure_a_row_is_matches_fp64),
         cmocka_unit_test(loss_and_gradient_match_fp64),
         cmocka_unit_test(what_is_left_of_a_known_label_is_exact),
         cmocka_unit_test(the_exact_gradient_is_a_gradient),

@@ -60,8 +60,39 @@ static void test_slopes(void **state)
 {
     (void)state;
     for (int i = 0; i < OBJECTIVE_CASES; i++)
-        for (int64_t documents = 2; documents <= 14; documents += 6)
+        for (int64_t documents = 2; documents <= 14 && !objective_cases[i].objective.weighting;
+             documents += 6)
             check_slopes(&objective_cases[i], documents);
+}
+
+/* A pair's loss and slopes times exp(q(c) + q(r)), which is not differentiated itself. */
+static void test_weighting(void **state)
+{
+    (void)state;
+    const objective_case *plain = &objective_cases[0];
+    objective_case weighted = *plain;
+    objective_run r, w;
+    double mean = 0;
+    weighted.objective.weighting = true;
+    objective_begin(&r, plain, 2, 2);
+    objective_begin(&w, &weighted, 2, 2);
+    for (int document = 0; document < 2; document++) {
+        int32_t first = r.part[TSR_PARTS * document], end = r.part[TSR_PARTS * (document + 1)];
+        double q = 0;
+        for (int32_t i = first; i < end; i++)
+            q -= r.nll[i] + (double)w.log_squares[i];
+        mean += q / (double)(end - first);
+    }
+    double factor = exp(mean), loss = loss_of(&r);
+    assert_true(fabs(loss_of(&w) - factor * loss) <= 1e-8);
+    for (int64_t i = 0; i < r.args.rows; i++)
+        assert_true(fabs((double)w.weight[i] - factor * (double)r.weight[i]) <=
+                    1e-6 * fabs((double)w.weight[i]));
+    w.args.log_squares = NULL;
+    if (tsr_objective_ref(&w.args, test_pool(0)) != TSR_EINVAL)
+        fail_msg("weighting without log_squares");
+    objective_end(&r);
+    objective_end(&w);
 }
 
 /* The same bits whatever the pool, and sums alone. */
@@ -212,10 +243,10 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slopes),   cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_classes),  cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_certain),  cmocka_unit_test(test_scale_rows),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_slopes),     cmocka_unit_test(test_weighting),
+        cmocka_unit_test(test_sums),       cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_extremes),   cmocka_unit_test(test_certain),
+        cmocka_unit_test(test_scale_rows), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }
