@@ -97,6 +97,7 @@ typedef struct tsr_job_preference {
     double reward_accuracy; /* share of pairs whose chosen answer has the larger reward */
     double logp_chosen, logp_rejected; /* log-probabilities of answers */
     double nll_loss, log_odds_ratio, log_odds_chosen, kl;
+    double logit_chosen, logit_rejected; /* means over the vocabulary and the answers' tokens */
 } tsr_job_preference;
 
 /* What one optimizer step did. Every rank gets the same figures, except for step_s, tokens_per_s, device_bytes and

@@ -220,6 +220,9 @@ tsr_status tsr_job_write_reference(const tsr_job *job, const tsr_folder *folder)
 tsr_status tsr_job_read_reference(tsr_job *job, const tsr_snapshot *snapshot);
 void tsr_job_stage_preference(tsr_job *job, tsr_model_batch *batch, const tsr_micro_batch *micro,
                               const tsr_batch_step_info *info, bool train);
+/* As TRL has them of DPO and KTO: means over micro-batches of each one's answers. */
+void tsr_job_take_tokens(double *accuracy, double *entropy, const tsr_job *job, const int64_t *word,
+                         int64_t micro_count);
 void tsr_job_take_preference(tsr_job_preference *out, const tsr_job *job, const int64_t *word,
                              int64_t micro_count);
 

@@ -266,6 +266,7 @@ void tsr_job_take_preference(tsr_job_preference *out, const tsr_job *job, const 
     tsr_objective_kind kind = job->inputs.config.objective.kind;
     const int64_t *w =
         word + TSR_WORD_COUNT + tsr_decision_loads(&job->decision, &job->inputs.layout);
+    bool logits = tsr_model_reports_logits(&job->decision.model);
     bool discards = tsr_word_discards(word), odds = kind == TSR_OBJECTIVE_ORPO;
     int64_t all = discards ? 0 : micro_count;
     if (kind == TSR_OBJECTIVE_SFT)
@@ -284,5 +285,20 @@ void tsr_job_take_preference(tsr_job_preference *out, const tsr_job *job, const 
         .nll_loss = mean(w, TSR_PREFERENCE_NLL, odds || kind == TSR_OBJECTIVE_CPO ? all : 0),
         .log_odds_ratio = mean(w, TSR_PREFERENCE_LOG_ODDS_RATIO, odds ? all : 0),
         .log_odds_chosen = mean(w, TSR_PREFERENCE_LOG_ODDS_CHOSEN, odds ? all : 0),
-        .kl = mean(w, TSR_PREFERENCE_KL, kind == TSR_OBJECTIVE_KTO ? all : 0)};
+        .kl = mean(w, TSR_PREFERENCE_KL, kind == TSR_OBJECTIVE_KTO ? all : 0),
+        .logit_chosen = mean(w, TSR_PREFERENCE_LOGIT_CHOSEN, logits ? chosen : 0),
+        .logit_rejected = mean(w, TSR_PREFERENCE_LOGIT_REJECTED, logits ? rejected : 0)};
+}
+
+void tsr_job_take_tokens(double *accuracy, double *entropy, const tsr_job *job, const int64_t *word,
+                         int64_t micro_count)
+{
+    tsr_objective_kind kind = job->inputs.config.objective.kind;
+    const int64_t *w =
+        word + TSR_WORD_COUNT + tsr_decision_loads(&job->decision, &job->inputs.layout);
+    int64_t all = tsr_word_discards(word) ? 0 : micro_count;
+    if (kind == TSR_OBJECTIVE_DPO || kind == TSR_OBJECTIVE_KTO)
+        *entropy = mean(w, TSR_PREFERENCE_ENTROPY, all);
+    if (kind == TSR_OBJECTIVE_DPO)
+        *accuracy = mean(w, TSR_PREFERENCE_TOKEN_ACCURACY, all);
 }

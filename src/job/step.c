@@ -407,6 +407,8 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
         .skipped = discards,
     };
     take_reported(&report->mean_token_accuracy, &report->entropy, word, info->label_tokens);
+    tsr_job_take_tokens(&report->mean_token_accuracy, &report->entropy, job, word,
+                        info->micro_count);
     take_experts(report, job, info);
     tsr_job_take_preference(&report->preference, job, word, info->micro_count);
     report->tokens_per_s = (double)info->input_tokens / report->step_s;
@@ -536,6 +538,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
                               .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
                               .stopped = stopped};
     take_reported(&own.mean_token_accuracy, &own.entropy, word, info.label_tokens);
+    tsr_job_take_tokens(&own.mean_token_accuracy, &own.entropy, job, word, info.micro_count);
     if (!stopped)
         tsr_job_take_preference(&own.preference, job, word, info.micro_count);
     if (stopped)

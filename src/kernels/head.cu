@@ -617,6 +617,8 @@ static __global__ void __launch_bounds__(LOSS_THREADS) finish_loss(tsr_head_fini
     double sum = 0, entropy = 0, correct = 0;
     for (int64_t i = threadIdx.x; i < a.rows; i += LOSS_THREADS) {
         double nll = nll_of(s->max[i], s->sum[i], s->label_logit[i]);
+        if (a.row_logit)
+            a.row_logit[i] = (float)a.nll[i]; /* of take_mean_logits */
         if (a.smoothing > 0)
             nll += a.smoothing * ((double)s->label_logit[i] - a.nll[i]);
         a.nll[i] = nll;
@@ -625,8 +627,14 @@ static __global__ void __launch_bounds__(LOSS_THREADS) finish_loss(tsr_head_fini
                 (float)log_squares_of(s->max[i], s->sum[i], s->squares[i], s->label_logit[i]);
         sum += nll;
         if (s->rival) {
-            entropy += entropy_of(s->max[i], s->sum[i], s->spread[i], s->label_logit[i]);
-            correct += s->label_logit[i] >= s->rival[i];
+            double own = entropy_of(s->max[i], s->sum[i], s->spread[i], s->label_logit[i]);
+            bool right = s->label_logit[i] >= s->rival[i];
+            entropy += own;
+            correct += right;
+            if (a.row_entropy)
+                a.row_entropy[i] = (float)own;
+            if (a.row_correct)
+                a.row_correct[i] = right;
         }
     }
     sum = sum_in_order(sum, part);
@@ -687,11 +695,10 @@ extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_fi
         return TSR_OK;
     if (args->dh && args->dtype != TSR_F32 && (args->dh == s->acc || args->dh == s->wy))
         return tsr_fail(TSR_EUNSUPPORTED, "head_finish: dh is acc or wy, but not F32");
-    if (args->smoothing > 0) {
-        if (s->row_parts)
-            TSR_LAUNCH(take_mean_row, tsr_blocks(args->d, THREADS), THREADS, stream, *args);
+    if (s->row_parts)
+        TSR_LAUNCH(take_mean_row, tsr_blocks(args->d, THREADS), THREADS, stream, *args);
+    if (args->smoothing > 0 || args->row_logit)
         TSR_LAUNCH(take_mean_logits, (unsigned)args->rows, THREADS, stream, *args);
-    }
     TSR_LAUNCH(finish_loss, 1, LOSS_THREADS, stream, *args);
     if (args->dh) {
         bool vectors = tsr_vectors(args->d, args->dh, s->acc, s->wy);

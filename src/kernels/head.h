@@ -87,12 +87,16 @@ typedef struct {
     int64_t *correct;       /* one word, added to where the loss is; NULL without rival */
     int64_t *entropy;       /* likewise, TSR_LOSS_SHIFT */
     float *log_squares;     /* [rows], written; NULL without squares */
+    /* [rows] each, written: a row's entropy, 1 where its label is the argmax and else 0 (both need rival), and the mean of its
+     * logits over the vocabulary (needs h and mean_row, no softcap); NULL: not wanted. */
+    float *row_entropy, *row_correct, *row_logit;
     int64_t rows, d;
     float scale;
     tsr_dtype dtype;
-    double smoothing;   /* the share s; 0: none, and what follows is not looked at */
-    const void *h;      /* as head_chunk's; dh may be it */
-    float *mean_row;    /* [d]; read, and with row_parts written first */
+    double
+        smoothing;   /* the share s; 0: none, and without row_logit what follows is not looked at */
+    const void *h;   /* as head_chunk's; dh may be it */
+    float *mean_row; /* [d]; read, and with row_parts written first */
     int64_t vocabulary; /* V */
 } tsr_head_finish_args;
 

@@ -66,7 +66,9 @@ tsr_status tsr_head_finish_check(const tsr_head_finish_args *args)
                "head_finish", "correct and entropy belong to rival");
     TSR_EXPECT(args->rows == 0 || !args->log_squares == !args->state.squares, "head_finish",
                "log_squares belongs to squares");
-    TSR_EXPECT(args->rows == 0 || !(args->smoothing > 0) ||
+    TSR_EXPECT(args->rows == 0 || !(args->row_entropy || args->row_correct) || args->state.rival,
+               "head_finish", "row_entropy and row_correct need rival");
+    TSR_EXPECT(args->rows == 0 || !(args->smoothing > 0 || args->row_logit) ||
                    (args->h && args->mean_row && args->vocabulary > 0),
                "head_finish", "smoothing needs h, mean_row and the vocabulary");
     return TSR_OK;
@@ -393,6 +395,8 @@ TSR_CLONES static void finish_block(void *context, int index)
         if (s->squares)
             args->log_squares[i] =
                 (float)log_squares_of(s->max[i], s->sum[i], s->squares[i], s->label_logit[i]);
+        if (args->row_logit)
+            args->row_logit[i] = (float)mean_logit(args, i);
         if (args->smoothing > 0)
             args->nll[i] += args->smoothing * ((double)s->label_logit[i] - mean_logit(args, i));
         if (!args->dh)
@@ -411,7 +415,7 @@ TSR_CLONES static void finish_block(void *context, int index)
 tsr_status tsr_head_finish_ref(const tsr_head_finish_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_head_finish_check(args));
-    if (args->rows > 0 && args->smoothing > 0 && args->state.row_parts)
+    if (args->rows > 0 && args->state.row_parts)
         take_mean_row(args);
     TSR_TRY(tsr_run_f32("head_finish", args->dtype, pool,
                         tsr_block_count(args->rows, tsr_block_rows(args->d)), finish_block, args));
@@ -421,8 +425,14 @@ tsr_status tsr_head_finish_ref(const tsr_head_finish_args *args, tsr_pool *pool)
     for (int64_t i = 0; i < args->rows; i++)
         sum += args->nll[i];
     for (int64_t i = 0; i < args->rows && s->rival; i++) {
-        entropy += entropy_of(s->max[i], s->sum[i], s->spread[i], s->label_logit[i]);
-        correct += s->label_logit[i] >= s->rival[i];
+        double own = entropy_of(s->max[i], s->sum[i], s->spread[i], s->label_logit[i]);
+        bool right = s->label_logit[i] >= s->rival[i];
+        entropy += own;
+        correct += right;
+        if (args->row_entropy)
+            args->row_entropy[i] = (float)own;
+        if (args->row_correct)
+            args->row_correct[i] = right;
     }
     if (!(sum < LOSS_LIMIT && sum > -LOSS_LIMIT)) {
         *args->loss_overflow = 1;

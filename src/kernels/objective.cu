@@ -57,6 +57,31 @@ static __device__ void take_confidence(double *out, const tsr_objective_args *a)
     }
 }
 
+static __device__ double sum_rows(const float *values, int32_t first, int32_t end)
+{
+    double sum = 0;
+    for (int32_t i = first + (int32_t)(threadIdx.x % TSR_WARP); i < end && values; i += TSR_WARP)
+        sum += (double)values[i];
+    return warp_sum(sum);
+}
+
+/* As take_tokens of objective_ref.c. */
+static __device__ void take_tokens(double *out, const tsr_objective_args *a)
+{
+    for (int64_t d = threadIdx.x / TSR_WARP; d < a->documents; d += THREADS / TSR_WARP) {
+        int32_t first = a->part[TSR_PARTS * d + TSR_PART_COMPLETION];
+        int32_t end = a->part[TSR_PARTS * (d + 1)];
+        double entropy = sum_rows(a->row_entropy, first, end);
+        double correct = sum_rows(a->row_correct, first, end);
+        double logit = sum_rows(a->row_logit, first, end);
+        if (threadIdx.x % TSR_WARP)
+            continue;
+        out[TSR_OF_DOCUMENT * d + TSR_DOCUMENT_ENTROPY] = entropy;
+        out[TSR_OF_DOCUMENT * d + TSR_DOCUMENT_CORRECT] = correct;
+        out[TSR_OF_DOCUMENT * d + TSR_DOCUMENT_LOGIT] = logit;
+    }
+}
+
 static __device__ void weigh_rows(const tsr_objective_args *a, const double *weights, bool fine)
 {
     int lane = threadIdx.x % TSR_WARP;
@@ -93,12 +118,13 @@ static __global__ void __launch_bounds__(THREADS) prefer(const __grid_constant__
     sum_parts(a);
     if (!a->weight)
         return;
-    double *confidence =
-        all.objective.weighting ? of + TSR_PREFERENCE_OF_PAIR * (a->documents / 2) : NULL;
+    double *tokens = of + TSR_PREFERENCE_OF_PAIR * (a->documents / 2);
+    double *confidence = all.objective.weighting ? tokens + TSR_OF_DOCUMENT * a->documents : NULL;
+    take_tokens(tokens, a);
     if (confidence)
         take_confidence(confidence, a);
-    tsr_prefer_batch batch = {&all.objective, a->part,    a->sums,     a->reference,
-                              a->desirable,   confidence, a->documents};
+    tsr_prefer_batch batch = {&all.objective, a->part,    a->sums, a->reference,
+                              a->desirable,   confidence, tokens,  a->documents};
     __syncthreads();
     if (threadIdx.x == 0)
         pool = tsr_prefer_pooled(&batch);

@@ -77,6 +77,9 @@ typedef struct {
     double desirable_weight, undesirable_weight;
 } tsr_objective;
 
+/* Sums over a document's completion, of what is reported of its tokens. */
+enum { TSR_DOCUMENT_ENTROPY, TSR_DOCUMENT_CORRECT, TSR_DOCUMENT_LOGIT, TSR_OF_DOCUMENT };
+
 #define TSR_PREFERENCE_OF_PAIR 8 /* numbers that are kept of a pair: objective_math.h */
 
 enum { TSR_PART_PROMPT, TSR_PART_COMPLETION, TSR_PART_BEYOND, TSR_PARTS };
@@ -93,7 +96,11 @@ typedef enum {
     TSR_PREFERENCE_LOG_ODDS_RATIO,
     TSR_PREFERENCE_LOG_ODDS_CHOSEN, /* ORPO */
     TSR_PREFERENCE_KL,              /* KTO */
-    TSR_PREFERENCE_MARGIN,          /* of rewards; KTO: of those micro-batches that have both */
+    TSR_PREFERENCE_ENTROPY,         /* DPO, KTO: of the completions' tokens, both */
+    TSR_PREFERENCE_TOKEN_ACCURACY,  /* DPO: of the chosen ones' */
+    TSR_PREFERENCE_LOGIT_CHOSEN,    /* DPO, KTO: the mean logit of the completions' tokens */
+    TSR_PREFERENCE_LOGIT_REJECTED,
+    TSR_PREFERENCE_MARGIN, /* of rewards; KTO: of those micro-batches that have both */
     TSR_PREFERENCE_CHOSEN_IN,
     TSR_PREFERENCE_REJECTED_IN,
     TSR_PREFERENCE_BOTH_IN,
@@ -108,6 +115,7 @@ typedef struct {
     const double *reference; /* [TSR_PARTS documents], sums as below of the reference; NULL: none */
     const int32_t *desirable; /* [documents / 2], 0 or 1; KTO's */
     const float *log_squares; /* [rows], log of the sum of all p^2 (head.h); for weighting */
+    const float *row_entropy, *row_correct, *row_logit; /* [rows] of head.h; NULL: not reported */
     double *sums;  /* [tsr_objective_doubles(documents)]: first the sums, [TSR_PARTS documents] */
     float *weight; /* [rows], written; NULL: sums alone */
     double scale;  /* of the micro-batch's loss in the step's */
@@ -119,7 +127,8 @@ typedef struct {
 /* Sums, what the loss gives each of them, what is reported of each pair, and how sure the model is of each document. */
 static inline int64_t tsr_objective_doubles(int64_t documents)
 {
-    return (2 * TSR_PARTS + 1) * documents + TSR_PREFERENCE_OF_PAIR * (documents / 2);
+    return (2 * TSR_PARTS + 1 + TSR_OF_DOCUMENT) * documents +
+           TSR_PREFERENCE_OF_PAIR * (documents / 2);
 }
 
 /* x[i, :] *= weight[i], in fp32, rounded to dtype. */

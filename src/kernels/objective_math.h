@@ -24,6 +24,7 @@ typedef struct {
     const double *sums, *reference; /* reference NULL: none */
     const int32_t *desirable;
     const double *confidence; /* [documents], q; NULL: there is no weighting */
+    const double *tokens;     /* [documents, TSR_OF_DOCUMENT] */
     int64_t documents;
 } tsr_prefer_batch;
 
@@ -524,6 +525,25 @@ TSR_PREFER_INLINE tsr_prefer_pool tsr_prefer_pooled(const tsr_prefer_batch *b)
     return pool;
 }
 
+/* Means over the tokens of completions, those of KTO's mismatched documents left out. */
+TSR_PREFER_INLINE void tsr_token_words(double *word, const tsr_prefer_batch *b)
+{
+    bool kto = b->o->kind == TSR_OBJECTIVE_KTO;
+    double rows[2] = {0, 0}, logit[2] = {0, 0}, correct[2] = {0, 0}, entropy = 0;
+    for (int64_t d = 0; d < b->documents; d += kto ? 2 : 1) {
+        int side = kto ? !b->desirable[d / 2] : d % 2;
+        const double *of = b->tokens + TSR_OF_DOCUMENT * d;
+        rows[side] += tsr_completion_rows(b, d);
+        logit[side] += of[TSR_DOCUMENT_LOGIT];
+        correct[side] += of[TSR_DOCUMENT_CORRECT];
+        entropy += of[TSR_DOCUMENT_ENTROPY];
+    }
+    word[TSR_PREFERENCE_ENTROPY] = entropy / (rows[0] + rows[1]);
+    word[TSR_PREFERENCE_TOKEN_ACCURACY] = rows[0] > 0 ? correct[0] / rows[0] : 0;
+    word[TSR_PREFERENCE_LOGIT_CHOSEN] = rows[0] > 0 ? logit[0] / rows[0] : 0;
+    word[TSR_PREFERENCE_LOGIT_REJECTED] = rows[1] > 0 ? logit[1] / rows[1] : 0;
+}
+
 /* The words of a micro-batch, and behind them its loss, [TSR_PREFERENCE_WORDS + 1]: means; those of classes that are not there
  * are 0. `of`: all pairs'. */
 TSR_PREFER_INLINE void tsr_prefer_words(double *word, const tsr_prefer_batch *b,
@@ -561,6 +581,7 @@ TSR_PREFER_INLINE void tsr_prefer_words(double *word, const tsr_prefer_batch *b,
     word[TSR_PREFERENCE_NLL] =
         b->o->kind == TSR_OBJECTIVE_CPO && b->o->cpo_alpha == 0 ? 0 : pool->chosen_nll;
     word[TSR_PREFERENCE_KL] = pool->shift;
+    tsr_token_words(word, b);
     word[TSR_PREFERENCE_CHOSEN_IN] = chosen > 0;
     word[TSR_PREFERENCE_REJECTED_IN] = rejected > 0;
     word[TSR_PREFERENCE_BOTH_IN] = chosen > 0 && rejected > 0;

@@ -84,6 +84,26 @@ static void take_confidence(double *out, const tsr_objective_args *args)
     }
 }
 
+static double sum_rows(const float *values, int32_t first, int32_t end)
+{
+    double sum = 0;
+    for (int32_t i = first; i < end && values; i++)
+        sum += (double)values[i];
+    return sum;
+}
+
+/* What is reported of the tokens of each document's completion. */
+static void take_tokens(double *out, const tsr_objective_args *args)
+{
+    for (int64_t d = 0; d < args->documents; d++, out += TSR_OF_DOCUMENT) {
+        int32_t first = args->part[TSR_PARTS * d + TSR_PART_COMPLETION];
+        int32_t end = args->part[TSR_PARTS * (d + 1)];
+        out[TSR_DOCUMENT_ENTROPY] = sum_rows(args->row_entropy, first, end);
+        out[TSR_DOCUMENT_CORRECT] = sum_rows(args->row_correct, first, end);
+        out[TSR_DOCUMENT_LOGIT] = sum_rows(args->row_logit, first, end);
+    }
+}
+
 /* Each row as the sum of its part: d loss / d nll is the other way round. All 0 where the loss is no number. */
 static void weigh_rows(const tsr_objective_args *args, const double *weights, bool fine)
 {
@@ -120,8 +140,10 @@ tsr_status tsr_objective_ref(const tsr_objective_args *args, tsr_pool *pool)
     sum_parts(args);
     if (!args->weight)
         return TSR_OK;
+    double *tokens = of + TSR_PREFERENCE_OF_PAIR * (args->documents / 2);
     double *confidence =
-        args->objective->weighting ? of + TSR_PREFERENCE_OF_PAIR * (args->documents / 2) : NULL;
+        args->objective->weighting ? tokens + TSR_OF_DOCUMENT * args->documents : NULL;
+    take_tokens(tokens, args);
     if (confidence)
         take_confidence(confidence, args);
     const tsr_prefer_batch batch = {.o = args->objective,
@@ -130,6 +152,7 @@ tsr_status tsr_objective_ref(const tsr_objective_args *args, tsr_pool *pool)
                                     .reference = args->reference,
                                     .desirable = args->desirable,
                                     .confidence = confidence,
+                                    .tokens = tokens,
                                     .documents = args->documents};
     const tsr_prefer_pool pooled = tsr_prefer_pooled(&batch);
     for (int64_t i = 0; i < args->documents / 2; i++)

@@ -44,8 +44,9 @@ typedef struct {
     int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
     bool train; /* false: evaluation only */
     bool dropout;
-    bool smooths; /* labels are smoothed */
-    bool atomics; /* of attention, as in tsr_attention_bounds */
+    bool
+        sums_rows; /* the head's mean row is wanted: labels are smoothed, or mean logits reported */
+    bool atomics;  /* of attention, as in tsr_attention_bounds */
     int wider;
 } tsr_activation_options;
 
@@ -104,7 +105,7 @@ typedef struct {
     } head;
     double *nll; /* [R] */
     float *
-        row_parts; /* of the head's sums (kernels/head.h), and behind them mean_row; NULL: labels are not smoothed */
+        row_parts; /* of the head's sums (kernels/head.h), and behind them mean_row; NULL: not wanted */
     float *norm_partials, *norm_u, *norm_gram, *norm_b, *norm_bg; /* of the DoRA norm */
 } tsr_activations;
 

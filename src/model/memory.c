@@ -107,7 +107,8 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .fp8 = options->fp8,
                                     .train = options->train,
                                     .dropout = options->train && options->dropout > 0,
-                                    .smooths = options->label_smoothing > 0,
+                                    .sums_rows = options->label_smoothing > 0 ||
+                                                 tsr_model_reports_logits(options),
                                     .atomics = options->atomics,
                                     .wider = options->wider};
 }

@@ -81,6 +81,9 @@ typedef struct {
     int wider;              /* launches of attention's backward (kernels/attention.h) */
 } tsr_model_options;
 
+/* Whether mean logits are reported of an objective: not of capped ones, whose mean is not that of h and the mean row. */
+bool tsr_model_reports_logits(const tsr_model_options *options);
+
 /* What the layers run and keep, of all other options. On success *out is the caller's (tsr_layer_programs_free). */
 tsr_status tsr_model_programs(tsr_layer_programs **out, const tsr_model_options *options);
 

@@ -53,6 +53,7 @@ typedef struct {
     double *sums;                 /* [TSR_PARTS documents] */
     float *weight;                /* [label rows] */
     float *squares, *log_squares; /* [label rows] each, of the head; NULL: pairs are not weighted */
+    float *entropy, *correct, *logit; /* [label rows] each; logit NULL: not reported */
     int64_t *words; /* [TSR_PREFERENCE_WORDS], and behind them the sum of nll, which nobody reads */
 } preference_state;
 

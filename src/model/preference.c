@@ -14,11 +14,20 @@ const double *tsr_model_document_sums(const tsr_model *model)
     return model->preference.sums;
 }
 
+bool tsr_model_reports_logits(const tsr_model_options *options)
+{
+    return options->objective && options->layout->config.logits_softcap <= 0 &&
+           (options->objective->kind == TSR_OBJECTIVE_DPO ||
+            options->objective->kind == TSR_OBJECTIVE_KTO);
+}
+
 tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *options,
                                      tsr_take_buffer *device, void *user)
 {
     uint64_t doubles = (uint64_t)tsr_objective_doubles(options->bounds.documents);
     uint64_t rows = (uint64_t)options->bounds.label_rows;
+    static const char *const of_rows[] = {"row entropies", "row hits", "row logits"};
+    void *of_row[3] = {NULL};
     void *sums = NULL, *weight = NULL, *words = NULL, *squares[2] = {NULL};
     TSR_TRY(
         device(user, &sums, "document sums",
@@ -26,6 +35,10 @@ tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *
                (tsr_array){TSR_F64, doubles, 1}));
     TSR_TRY(device(user, &weight, "row weights", "of the objective: the gradient of each label",
                    (tsr_array){TSR_F32, rows, 1}));
+    for (int i = 0; i < (tsr_model_reports_logits(options) ? 3 : 2); i++)
+        TSR_TRY(device(user, &of_row[i], of_rows[i],
+                       "of the objective: what is reported of each label",
+                       (tsr_array){TSR_F32, rows, 1}));
     for (int i = 0; i < 2 && options->objective->weighting; i++)
         TSR_TRY(device(user, &squares[i], i ? "row log squares" : "row squares",
                        "of the objective: how sure the model is of each label",
@@ -33,7 +46,14 @@ tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *
     TSR_TRY(device(user, &words, "preference sums", "of the objective: what is reported of a step",
                    (tsr_array){TSR_I64, TSR_PREFERENCE_WORDS + 1, 1}));
     if (model)
-        model->preference = (preference_state){sums, weight, squares[0], squares[1], words};
+        model->preference = (preference_state){.sums = sums,
+                                               .weight = weight,
+                                               .squares = squares[0],
+                                               .log_squares = squares[1],
+                                               .entropy = of_row[0],
+                                               .correct = of_row[1],
+                                               .logit = of_row[2],
+                                               .words = words};
     return TSR_OK;
 }
 
@@ -58,6 +78,9 @@ tsr_status tsr_model_prefer(tsr_model *model)
                               .reference = s->batch.reference ? s->view.reference : NULL,
                               .desirable = s->view.desirable,
                               .log_squares = state->log_squares,
+                              .row_entropy = state->entropy,
+                              .row_correct = state->correct,
+                              .row_logit = state->logit,
                               .sums = state->sums,
                               .weight = s->batch.sums_alone ? NULL : state->weight,
                               .scale = s->batch.share,

@@ -167,7 +167,9 @@ int tsr_metrics_preference(tsr_metrics_value out[TSR_METRICS_PREFERENCE],
         {"nll_loss", p->nll_loss},
         {"log_odds_ratio", p->log_odds_ratio},
         {"log_odds_chosen", p->log_odds_chosen},
-        {"kl", p->kl}};
+        {"kl", p->kl},
+        {"logits/chosen", p->logit_chosen},
+        {"logits/rejected", p->logit_rejected}};
     int count = 0;
     for (int i = 0; p->present && i < TSR_METRICS_PREFERENCE; i++)
         if (!isnan(all[i].value))

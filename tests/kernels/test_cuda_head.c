@@ -56,7 +56,8 @@ typedef struct {
     float scale;
     double smoothing;
     float *row_parts; /* and behind them mean_row */
-    float *squares;   /* and behind them log_squares; NULL: not wanted */
+    float *
+        squares; /* and behind them log_squares, entropies, hits and mean logits; NULL: not wanted */
 } head_fixture;
 
 static void make_head(head_fixture *f, const head_case *c)
@@ -112,6 +113,8 @@ static void run_reference(head_fixture *f)
     tsr_head_state s = head_state(f->ref_state, c);
     s.row_parts = f->smoothing > 0 ? f->row_parts : NULL;
     s.squares = f->squares;
+    if (f->squares)
+        s.row_parts = f->row_parts;
     RUN(tsr_head_begin_ref(&(tsr_head_begin_args){s, c->rows, c->d}, rig.pool));
     RUN(tsr_head_chunk_ref(&(tsr_head_chunk_args){.state = s,
                                                   .h = f->h,
@@ -135,6 +138,9 @@ static void run_reference(head_fixture *f)
                                 .correct = &f->correct,
                                 .entropy = &f->entropy,
                                 .log_squares = f->squares ? f->squares + c->rows : NULL,
+                                .row_entropy = f->squares ? f->squares + 2 * c->rows : NULL,
+                                .row_correct = f->squares ? f->squares + 3 * c->rows : NULL,
+                                .row_logit = f->squares ? f->squares + 4 * c->rows : NULL,
                                 .rows = c->rows,
                                 .d = c->d,
                                 .scale = f->scale,
@@ -156,7 +162,7 @@ typedef struct {
     uint64_t workspace_bytes;
     float *row_parts;
     bool summed;        /* mean_row is known */
-    float *log_squares; /* NULL: not wanted */
+    float *log_squares; /* and behind them entropies, hits and mean logits; NULL: not wanted */
 } head_device;
 
 static void copy_head(head_device *g, head_fixture *f)
@@ -189,7 +195,8 @@ static void run_head(head_device *g, const head_fixture *f, bool backwards)
     int64_t chunks = (c->vocabulary + c->chunk - 1) / c->chunk;
     int64_t *correct = g->state.rival ? g->loss + 2 : NULL;
     int64_t *entropy = g->state.rival ? g->loss + 3 : NULL;
-    g->state.row_parts = f->smoothing > 0 && !g->summed ? g->row_parts : NULL;
+    bool sums = f->smoothing > 0 || g->log_squares;
+    g->state.row_parts = sums && !g->summed ? g->row_parts : NULL;
     RUN(rig.kernels->head_begin(rig.stream, &(tsr_head_begin_args){g->state, c->rows, c->d}));
     for (int64_t i = 0; i < chunks; i++) {
         int64_t first = (backwards ? chunks - 1 - i : i) * c->chunk;
@@ -210,22 +217,26 @@ static void run_head(head_device *g, const head_fixture *f, bool backwards)
         RUN(rig.kernels->head_chunk(rig.stream, &chunk));
     }
     RUN(rig.kernels->head_finish(
-        rig.stream, &(tsr_head_finish_args){.state = g->state,
-                                            .dh = c->train ? g->dh : NULL,
-                                            .nll = g->nll,
-                                            .loss = g->loss,
-                                            .loss_overflow = g->overflow,
-                                            .correct = correct,
-                                            .entropy = entropy,
-                                            .log_squares = g->log_squares,
-                                            .rows = c->rows,
-                                            .d = c->d,
-                                            .scale = f->scale,
-                                            .dtype = c->dtype,
-                                            .smoothing = f->smoothing,
-                                            .h = g->h,
-                                            .mean_row = g->row_parts + TSR_HEAD_PARTS * c->d,
-                                            .vocabulary = c->vocabulary}));
+        rig.stream,
+        &(tsr_head_finish_args){.state = g->state,
+                                .dh = c->train ? g->dh : NULL,
+                                .nll = g->nll,
+                                .loss = g->loss,
+                                .loss_overflow = g->overflow,
+                                .correct = correct,
+                                .entropy = entropy,
+                                .log_squares = g->log_squares,
+                                .row_entropy = g->log_squares ? g->log_squares + c->rows : NULL,
+                                .row_correct = g->log_squares ? g->log_squares + 2 * c->rows : NULL,
+                                .row_logit = g->log_squares ? g->log_squares + 3 * c->rows : NULL,
+                                .rows = c->rows,
+                                .d = c->d,
+                                .scale = f->scale,
+                                .dtype = c->dtype,
+                                .smoothing = f->smoothing,
+                                .h = g->h,
+                                .mean_row = g->row_parts + TSR_HEAD_PARTS * c->d,
+                                .vocabulary = c->vocabulary}));
 }
 
 /* tolerance: of a logit. A label that leads or trails by less may be either. */
@@ -473,22 +484,27 @@ static void how_sure_a_row_is_matches_the_reference(void **state)
         head_device g;
         make_head(&f, c);
         copy_head(&g, &f);
-        f.squares = new_floats(2 * c->rows);
+        f.squares = new_floats(5 * c->rows);
         run_reference(&f);
         run_head(&g, &f, false);
         cuda_read(without, g.dh, bytes);
         g.state.squares = cuda_copy(NULL, (uint64_t)c->rows * sizeof(float));
-        g.log_squares = cuda_copy(NULL, (uint64_t)c->rows * sizeof(float));
+        g.log_squares = cuda_copy(NULL, 4 * (uint64_t)c->rows * sizeof(float));
         run_head(&g, &f, true);
         run_head(&g, &f, false);
         cuda_read(with, g.dh, bytes);
         assert_memory_equal(with, without, bytes);
-        float *got = cuda_floats(g.log_squares, c->rows, TSR_F32);
-        double loose = c->dtype == TSR_F32 ? 1e-4 : 2e-2;
-        for (int64_t r = 0; r < c->rows; r++) {
+        float *got = cuda_floats(g.log_squares, 4 * c->rows, TSR_F32);
+        double loose = c->dtype == TSR_F32 ? 1e-4 : 2e-2, hits = 0;
+        for (int64_t r = 2 * c->rows; r < 3 * c->rows; r++) /* some may be in doubt */
+            hits += (double)(got[r] - f.squares[c->rows + r]);
+        assert_true(fabs(hits) <= 1 + 0.01 * (double)c->rows);
+        for (int64_t r = 0; r < 4 * c->rows; r++) {
             double want = (double)f.squares[c->rows + r];
+            if (r / c->rows == 2)
+                continue;
             if (!(fabs((double)got[r] - want) <= loose * (1 + fabs(want))))
-                fail_msg("row %lld: %.9g, want %.9g", (long long)r, (double)got[r], want);
+                fail_msg("number %lld: %.9g, want %.9g", (long long)r, (double)got[r], want);
         }
         free(got), free(with), free(without), free(f.squares);
         free_head(&f);

@@ -40,7 +40,8 @@ typedef struct {
     double smoothing;
     float *row_parts; /* and behind them mean_row */
     bool summed;      /* mean_row is known */
-    float *squares;   /* and behind them log_squares; NULL: not wanted */
+    float *
+        squares; /* and behind them log_squares, entropies, hits and mean logits; NULL: not wanted */
 } fixture;
 
 static tsr_head_state state_of(const fixture *f)
@@ -53,7 +54,7 @@ static tsr_head_state state_of(const fixture *f)
         s.spread = f->state + 4 * rows;
     }
     s.squares = f->squares;
-    if (f->smoothing > 0 && !f->summed)
+    if ((f->smoothing > 0 || f->squares) && !f->summed)
         s.row_parts = f->row_parts;
     if (!f->forward_only) {
         s.acc = f->state + 5 * rows;
@@ -98,6 +99,9 @@ static tsr_status run(void *context, tsr_pool *pool)
                                    .correct = f->loss_alone ? NULL : &f->correct,
                                    .entropy = f->loss_alone ? NULL : &f->entropy,
                                    .log_squares = f->squares ? f->squares + c->rows : NULL,
+                                   .row_entropy = f->squares ? f->squares + 2 * c->rows : NULL,
+                                   .row_correct = f->squares ? f->squares + 3 * c->rows : NULL,
+                                   .row_logit = f->squares ? f->squares + 4 * c->rows : NULL,
                                    .rows = c->rows,
                                    .d = c->d,
                                    .scale = f->scale,
@@ -200,16 +204,18 @@ static void loss_and_gradient_match_fp64(void **state)
     }
 }
 
-/* The log of the sum of all p^2 of a row. */
-static double exact_squares(const fixture *f, int64_t row)
+/* The log of the sum of all p^2 of a row, and the mean of its logits. */
+static double exact_squares(double *mean, const fixture *f, int64_t row)
 {
     const head_case *c = f->c;
     double *l = new_doubles(NULL, c->vocabulary), max = -INFINITY, sum = 0, squares = 0;
+    *mean = 0;
     for (int64_t v = 0; v < c->vocabulary; v++) {
         l[v] = 0;
         for (int64_t j = 0; j < c->d; j++)
             l[v] += (double)f->h[row * c->d + j] * (double)f->w[v * c->d + j];
         max = l[v] > max ? l[v] : max;
+        *mean += l[v] / (double)c->vocabulary;
     }
     for (int64_t v = 0; v < c->vocabulary; v++) {
         sum += exp(l[v] - max);
@@ -226,18 +232,29 @@ static void how_sure_a_row_is_matches_fp64(void **state)
         fixture f;
         make_fixture(&f, &cases[i]);
         int64_t rows = f.c->rows;
-        f.squares = new_floats(2 * rows);
+        f.squares = new_floats(5 * rows);
         if (rows) /* a label that leads by far */
             put_along(f.h, f.w + f.labels[0] * f.c->d, f.c->d, 30);
         for (int order = 0; order < 2; order++) {
             f.backwards = order;
             assert_int_equal(run(&f, test_pool(order)), TSR_OK);
+            double entropy = 0, correct = 0;
             for (int64_t r = 0; r < rows; r++) {
-                double want = exact_squares(&f, r), got = (double)f.squares[rows + r];
+                double mean, want = exact_squares(&mean, &f, r);
+                double got = (double)f.squares[rows + r];
+                double logit = (double)f.squares[4 * rows + r];
+                entropy += (double)f.squares[2 * rows + r];
+                correct += (double)f.squares[3 * rows + r];
+                if (!(fabs(logit - mean) <= 2e-6 * (1 + fabs(mean)) * (double)f.c->size))
+                    fail_msg("row %lld of %lld: mean logit %.9g, want %.9g", (long long)r,
+                             (long long)rows, logit, mean);
                 if (!(fabs(got - want) <= 2e-5 + 2e-6 * fabs(want) * (double)f.c->size))
                     fail_msg("row %lld of %lld: %.9g, want %.9g", (long long)r, (long long)rows,
                              got, want);
             }
+            double all = ldexp((double)(f.entropy - 100), -TSR_LOSS_SHIFT);
+            assert_true(fabs(entropy - all) <= 1e-6 * (1 + all));
+            assert_true(correct == (double)(f.correct - 100));
         }
         free(f.squares);
         free_fixture(&f);
