@@ -153,12 +153,28 @@ static tsr_status no_answer(const pair_reader *r, const char *key)
         r->place, key);
 }
 
+/* An answer begins a turn: it does not go on with one. */
+static tsr_status check_prompt(const pair_reader *r)
+{
+    size_t count = r->turns ? json_array_size(r->prompt) : 0;
+    const json_t *last = count ? json_array_get(r->prompt, count - 1) : NULL;
+    const char *word = json_string_value(json_object_get(last, "role"));
+    const char *role = word ? tsr_chat_standard_role(word) : NULL;
+    if (!role || strcmp(role, "assistant") != 0)
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA,
+                    "%s: the prompt ends with a message of the assistant, which answers cannot go "
+                    "on with in this version; begin the answers with it",
+                    r->place);
+}
+
 /* The documents of all answers, [count]. */
 static tsr_status add_documents(const pair_reader *r, const json_t *const *answers,
                                 const char *const *keys, size_t count)
 {
     tsr_row *row = r->row;
     size_t begin[2], least = SIZE_MAX;
+    TSR_TRY(check_prompt(r));
     TSR_TRY(render(r, NULL));
     TSR_TRY(keep_prompt(row, row->chat.tokens.ids, row->chat.tokens.count));
     row->token_count = row->document_count = 0;
