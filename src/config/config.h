@@ -164,6 +164,7 @@ typedef struct {
     tsr_config_set *sets; /* [count]; NULL: there are paths alone */
 } tsr_config_data;
 
+typedef enum { TSR_CONFIG_BALANCE_ROWS, TSR_CONFIG_BALANCE_TOKENS } tsr_config_balance;
 typedef enum { TSR_CONFIG_MIXING_CONCATENATE, TSR_CONFIG_MIXING_INTERLEAVE } tsr_config_mixing;
 
 /* The one of these that was said; layers 1 is `layer`. */
@@ -221,6 +222,7 @@ typedef struct {
     const char *response_template; /* NULL: none */
     const char *default_system;    /* NULL: none */
     bool shuffle, group_by_length;
+    tsr_config_balance balance;
     int64_t data_seed;         /* after loading: `seed` unless given */
     const char *chat_template; /* a name or a file; NULL: the model's own */
     const char *eos_token;

@@ -64,6 +64,11 @@ static const tsr_key_word mixing_words[] = {
     {"interleave", TSR_CONFIG_MIXING_INTERLEAVE, NULL},
     END,
 };
+static const tsr_key_word balance_words[] = {
+    {"rows", TSR_CONFIG_BALANCE_ROWS, NULL},
+    {"tokens", TSR_CONFIG_BALANCE_TOKENS, NULL},
+    END,
+};
 static const tsr_key_word token_words[] = {
     {"bos_token", 0, NULL}, {"eos_token", 0, NULL}, {"unk_token", 0, NULL},  {"pad_token", 0, NULL},
     {"sep_token", 0, NULL}, {"cls_token", 0, NULL}, {"mask_token", 0, NULL}, END,
@@ -292,6 +297,10 @@ static const tsr_key data_keys[] = {
      .help = "a new order each epoch; false: file order"},
     {"group_by_length", G, TSR_KEY_BOOL, AT(group_by_length), .flags = TSR_KEY_RESULT,
      .initial = "false", .help = "steps of rows of nearly one length; nothing with packing"},
+    {"balance", G, TSR_KEY_WORD, AT(balance), balance_words, .flags = TSR_KEY_RESULT,
+     .initial = "rows",
+     .help = "what the micro-batches of a step have as much of as each other; tokens: rows are "
+             "dealt by their length, and the largest micro-batch needs less memory"},
     {"data_seed", G, TSR_KEY_INT, AT(data_seed), .high = INT_TOP, .none = "null", .none_value = -1,
      .flags = TSR_KEY_RESULT, .initial = "null", .derived = "seed",
      .help = "seed of the data order, of packing and of validation_split"},

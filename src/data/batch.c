@@ -16,7 +16,7 @@ struct tsr_batch {
     tsr_order_source source;
     tsr_order
         order[2]; /* of an even and an odd epoch: a prefetch may run ahead into the next one */
-    int32_t *memory;
+    int32_t *memory, *dealing;
 };
 
 /* Units [first, end) of an epoch. */
@@ -47,9 +47,13 @@ static unit_range step_units(tsr_batch *batch, int64_t step)
 static unit_range micro_units(const tsr_batch *batch, unit_range step, int64_t index)
 {
     int64_t per = batch->options.per_device;
-    if (index >= (int64_t)tsr_ceil_div((uint64_t)(step.end - step.first), (uint64_t)per))
+    const int32_t *micro_first = step.order->micro_first;
+    if (index >= (int64_t)tsr_ceil_div((uint64_t)(step.end - step.first), (uint64_t)per)) {
         step.first = step.end;
-    else
+    } else if (micro_first) {
+        int64_t micro = step.first / per + index;
+        return (unit_range){step.order, micro_first[micro], micro_first[micro + 1]};
+    } else
         step.first += index * per;
     if (step.end - step.first > per)
         step.end = step.first + per;
@@ -233,6 +237,28 @@ static tsr_status prepare_groups(tsr_batch *batch)
     return TSR_OK;
 }
 
+/* Scratch, and where micro-batches begin, behind it. */
+static tsr_status prepare_dealing(tsr_batch *batch)
+{
+    tsr_order_source *source = &batch->source;
+    uint64_t n = (uint64_t)source->sample_count;
+    int64_t step = units_of_step(&batch->options);
+    source->per = batch->options.per_device;
+    source->step = step && step < source->sample_count ? step : source->sample_count;
+    uint64_t micros = tsr_ceil_div((uint64_t)source->step, (uint64_t)source->per);
+    if (!source->keys)
+        source->keys = malloc(n * sizeof *source->keys);
+    source->load = malloc(micros * sizeof *source->load);
+    batch->dealing = malloc((n + 2 * (n + 1)) * sizeof *batch->dealing);
+    if (!source->keys || !source->load || !batch->dealing)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to order %lld samples", batch->options.name,
+                        (long long)source->sample_count);
+    source->dealt = batch->dealing;
+    for (int i = 0; i < 2; i++)
+        batch->order[i].micro_first = batch->dealing + n + (uint64_t)i * (n + 1);
+    return TSR_OK;
+}
+
 /* Memory for the orders of two epochs and for packing. */
 static tsr_status allocate(tsr_batch *batch)
 {
@@ -242,16 +268,17 @@ static tsr_status allocate(tsr_batch *batch)
         return tsr_fail(TSR_EDATA, "%s: %lld samples, expected 1 to 2^31 - 2", o->name,
                         (long long)n);
     bool groups = o->group_by_length && !o->packing;
-    uint64_t more = o->packing ? 4 : groups ? 1 : 0;
+    bool deals = o->balance && !o->packing && !o->evaluation;
+    uint64_t more = o->packing ? 4 : groups || deals ? 1 : 0;
     uint64_t count = 2 * (2 * (uint64_t)n + 1) + more * (uint64_t)n;
     batch->memory = malloc(count * sizeof(int32_t));
     if (!batch->memory)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to order %lld samples", o->name, (long long)n);
     int32_t *at = batch->memory;
     for (int i = 0; i < 2; i++, at += 2 * n + 1)
-        batch->order[i] = (tsr_order){-1, 0, at, at + n};
+        batch->order[i] = (tsr_order){.epoch = -1, .samples = at, .unit_first = at + n};
     batch->source = (tsr_order_source){n, NULL, o->shuffle, o->seed};
-    if (!o->packing && !groups)
+    if (!o->packing && !groups && !deals)
         return TSR_OK;
     int32_t *lengths = at;
     for (int64_t i = 0; i < n; i++) {
@@ -266,7 +293,11 @@ static tsr_status allocate(tsr_batch *batch)
     }
     batch->source.lengths = lengths;
     if (groups)
-        return prepare_groups(batch);
+        TSR_TRY(prepare_groups(batch));
+    if (deals)
+        return prepare_dealing(batch);
+    if (groups)
+        return TSR_OK;
     /* A row never holds more than all samples. */
     int64_t most = tsr_dataset_stats_of(o->dataset)->tokens;
     most = most < o->max_length ? most : o->max_length;
@@ -357,6 +388,8 @@ void tsr_batch_destroy(tsr_batch *batch)
         return;
     tsr_pack_destroy(batch->source.pack);
     free(batch->source.keys);
+    free(batch->source.load);
+    free(batch->dealing);
     free(batch->memory);
     free(batch);
 }

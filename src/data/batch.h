@@ -2,8 +2,8 @@
  * data/batch.h: which samples every step of a run trains, as micro-batches ready for the kernels.
  *
  * An epoch's order is a permutation of the units (samples, or rows of packed samples), fixed by
- * (seed, epoch) alone. Micro-batch k of a step is `per_device` consecutive units of it and goes to
- * rank k mod N; a rank without one takes part empty. Nothing here depends on the rank, and with
+ * (seed, epoch) alone. Micro-batch k of a step is `per_device` consecutive units of it, or with
+ * `balance` as many as have an even share of its tokens, and goes to rank k mod N; a rank without one takes part empty. Nothing here depends on the rank, and with
  * total_batch given nothing but the number of rounds depends on N.
  *
  * Order     tsr_batch_create, then any step in any order; walking on through the steps is cheap, a
@@ -32,10 +32,12 @@ typedef struct {
     int64_t total_batch;  /* units of a step; 0: per_device x accumulation x ranks */
     int64_t ranks;        /* 0: 1 */
     bool group_by_length; /* without packing: steps of samples of nearly one length */
-    bool drop_last;       /* an epoch's smaller last step is left out */
-    double epochs;        /* 0: 1 */
-    int64_t max_steps;    /* above 0: instead of epochs */
-    bool evaluation;      /* one epoch in file order, all of it one step */
+    bool
+        balance; /* a step's samples are dealt to micro-batches by tokens; not with packing or evaluation */
+    bool drop_last;    /* an epoch's smaller last step is left out */
+    double epochs;     /* 0: 1 */
+    int64_t max_steps; /* above 0: instead of epochs */
+    bool evaluation;   /* one epoch in file order, all of it one step */
     tsr_pairs pairs; /* samples have two documents, and micro-batches say where their parts begin */
     bool whole_chosen; /* of a pair the first document's prompt is trained too */
     bool split_beyond; /* what an answer has beyond the pair's shorter one is a part of its own */

@@ -55,6 +55,47 @@ static void group_by_length(int32_t *items, const tsr_order_source *source)
     items[longest] = item;
 }
 
+/* The longest sample to the micro-batch with the least tokens so far, of equal ones the first, and so on (Graham 1969): each gets
+ * one at least. Inside a micro-batch they keep their order. */
+static void deal(int32_t *items, int32_t *first, int64_t count, int64_t micros,
+                 const tsr_order_source *source)
+{
+    for (int64_t m = 0; m < micros; m++)
+        source->load[m] = 0;
+    for (int64_t i = 0; i < count; i++)
+        source->keys[i] = (uint64_t)(INT32_MAX - source->lengths[items[i]]) << 32 | (uint32_t)i;
+    qsort(source->keys, (size_t)count, sizeof *source->keys, compare_keys);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = (int64_t)(uint32_t)source->keys[i], least = 0;
+        for (int64_t m = 1; m < micros; m++)
+            least = source->load[m] < source->load[least] ? m : least;
+        source->load[least] += source->lengths[items[at]];
+        source->dealt[at] = (int32_t)least;
+    }
+    for (int64_t i = 0; i < count; i++)
+        source->keys[i] = (uint64_t)source->dealt[i] << 32 | (uint32_t)items[i];
+    int64_t at = 0;
+    for (int64_t m = 0; m < micros; m++) {
+        first[m] = (int32_t)at;
+        for (int64_t i = 0; i < count; i++)
+            if (source->dealt[i] == m)
+                items[at++] = (int32_t)(uint32_t)source->keys[i];
+    }
+}
+
+static void deal_steps(tsr_order *out, const tsr_order_source *source)
+{
+    int64_t n = source->sample_count, micro = 0;
+    for (int64_t first = 0; first < n; first += source->step) {
+        int64_t count = first + source->step < n ? source->step : n - first;
+        int64_t micros = (count + source->per - 1) / source->per;
+        deal(out->samples + first, out->micro_first + micro, count, micros, source);
+        for (int64_t m = 0; m < micros; m++)
+            out->micro_first[micro++] += (int32_t)first;
+    }
+    out->micro_first[micro] = (int32_t)n;
+}
+
 /* Rows in an order of their own when shuffled (by their first sample, full rows of many short
  * samples would come early); otherwise by their first sample in the file. */
 static void order_rows(const tsr_order_source *source, int64_t rows, int64_t epoch,
@@ -85,6 +126,8 @@ void tsr_order_fill(tsr_order *out, const tsr_order_source *source, int64_t epoc
         for (int64_t i = 0; i <= n; i++)
             out->unit_first[i] = (int32_t)i;
         out->units = n;
+        if (source->step)
+            deal_steps(out, source);
         return;
     }
     permute(source->order, n, source, epoch, TSR_PERMUTE_SAMPLES);

@@ -15,6 +15,9 @@ typedef struct {
     int64_t units;
     int32_t *samples;    /* [sample_count] */
     int32_t *unit_first; /* [sample_count + 1] */
+    /* [sample_count + 1]: the first unit of each micro-batch, where they have as many tokens, not units, as each other;
+     * else NULL. */
+    int32_t *micro_first;
 } tsr_order;
 
 /* What every epoch is computed from, with its scratch memory. */
@@ -26,7 +29,12 @@ typedef struct {
     tsr_pack *pack;                   /* NULL: a unit is a sample */
     int32_t *order, *row_of, *row_at; /* [sample_count] each; only with pack */
     int64_t group;                    /* samples that are sorted by length together; 0: none are */
-    uint64_t *keys;                   /* [sample_count], only with group */
+    uint64_t *keys;                   /* [sample_count], only with group or step */
+    /* Units of a step that are dealt to micro-batches by tokens, and those of a micro-batch that has its share; 0: they are not
+     * dealt. With their scratch, [step / per], [step]. Not with pack. */
+    int64_t step, per;
+    int64_t *load;
+    int32_t *dealt;
 } tsr_order_source;
 
 /* What a permutation is for: the high half of its counters. */

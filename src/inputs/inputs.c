@@ -422,6 +422,7 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
                                  .name = "dataset",
                                  .shuffle = config->shuffle,
                                  .group_by_length = config->group_by_length,
+                                 .balance = config->balance == TSR_CONFIG_BALANCE_TOKENS,
                                  .seed = (uint64_t)config->data_seed,
                                  .packing = config->packing,
                                  .max_length = config->max_length,

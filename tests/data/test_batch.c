@@ -562,9 +562,112 @@ static void refusals_name_the_rows(void **state)
     tsr_dataset_destroy(data);
 }
 
+/* Dealt by tokens: the step's samples are those of without, no micro-batch is empty, and none has more than an even share and the
+ * longest sample. */
+static void check_balance(tsr_dataset *data, int64_t per, int64_t total, bool shuffle, bool grouped)
+{
+    tsr_batch_options options = {.dataset = data,
+                                 .shuffle = shuffle,
+                                 .seed = 5,
+                                 .group_by_length = grouped,
+                                 .per_device = per,
+                                 .total_batch = total,
+                                 .epochs = 2};
+    tsr_batch *plain = open_batch(&options);
+    options.balance = true;
+    tsr_batch *even = open_batch(&options);
+    const tsr_batch_run *run = tsr_batch_run_of(even);
+    int64_t n = tsr_dataset_sample_count(data);
+    int *seen = calloc((size_t)n, sizeof *seen);
+    tsr_micro_batch m, p;
+    assert_int_equal(tsr_micro_batch_create(&m, run), TSR_OK);
+    assert_int_equal(tsr_micro_batch_create(&p, tsr_batch_run_of(plain)), TSR_OK);
+    assert_int_equal(run->steps, tsr_batch_run_of(plain)->steps);
+    assert_true(run->most_tokens <= tsr_batch_run_of(plain)->most_tokens || per == 1);
+    for (int64_t step = 0; step < run->steps; step++) {
+        tsr_batch_step_info info;
+        int64_t longest = 0;
+        assert_int_equal(tsr_batch_step(even, step, &info), TSR_OK);
+        memset(seen, 0, (size_t)n * sizeof *seen);
+        for (int64_t k = 0; k < info.micro_count; k++) {
+            assert_int_equal(tsr_batch_fill(&p, plain, step, k), TSR_OK);
+            for (int32_t d = 0; d < p.document_count; d++) {
+                int64_t tokens = tsr_dataset_sample(data, p.sample[d]).token_count;
+                seen[p.sample[d]]++;
+                longest = tokens > longest ? tokens : longest;
+            }
+        }
+        for (int64_t k = 0; k < info.micro_count; k++) {
+            assert_int_equal(tsr_batch_fill(&m, even, step, k), TSR_OK);
+            assert_true(m.token_count > 0);
+            assert_true(m.token_count * info.micro_count <=
+                        info.input_tokens + longest * info.micro_count);
+            for (int32_t d = 0; d < m.document_count; d++)
+                seen[m.sample[d]]--;
+        }
+        assert_int_equal(tsr_batch_fill(&m, even, step, info.micro_count), TSR_OK);
+        assert_int_equal(m.token_count, 0);
+        for (int64_t i = 0; i < n; i++)
+            assert_int_equal(seen[i], 0);
+    }
+    free(seen);
+    tsr_micro_batch_free(&m);
+    tsr_micro_batch_free(&p);
+    tsr_batch_destroy(plain);
+    tsr_batch_destroy(even);
+}
+
+static void samples_are_dealt_by_tokens(void **state)
+{
+    (void)state;
+    tsr_dataset *data = make_data(53, 60, 0, 9);
+    check_balance(data, 4, 16, true, false);
+    check_balance(data, 4, 16, false, false);
+    check_balance(data, 3, 12, true, true);
+    check_balance(data, 1, 8, true, false);
+    check_balance(data, 7, 700, true, false);
+    tsr_dataset_destroy(data);
+}
+
+/* By hand: 10, 2, 9, 3, 8 and 4 tokens in two micro-batches of three rows each. */
+static void the_longest_goes_first(void **state)
+{
+    (void)state;
+    static const int lengths[] = {9, 1, 8, 2, 7, 3};
+    static const int64_t want[2][4] = {{0, 1, 3, 5}, {2, 4}}, count[2] = {4, 2};
+    tsr_text text = {0};
+    for (int s = 0; s < 6; s++) {
+        tsr_text_puts(&text, "{\"input_ids\":[7");
+        for (int t = 1; t <= lengths[s]; t++)
+            tsr_text_puts(&text, ",7");
+        tsr_text_puts(&text, "]}\n");
+    }
+    const char *path = scratch_path("six.jsonl");
+    write_text(path, tsr_text_string(&text));
+    tsr_text_free(&text);
+    tsr_dataset *data;
+    tsr_dataset_options rows = {.files = &path, .file_count = 1};
+    assert_int_equal(tsr_dataset_load(&data, &rows), TSR_OK);
+    tsr_batch *batch = open_batch(
+        &(tsr_batch_options){.dataset = data, .per_device = 3, .total_batch = 6, .balance = true});
+    tsr_micro_batch m;
+    assert_int_equal(tsr_micro_batch_create(&m, tsr_batch_run_of(batch)), TSR_OK);
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(tsr_batch_fill(&m, batch, 0, k), TSR_OK);
+        assert_int_equal(m.document_count, count[k]);
+        for (int d = 0; d < m.document_count; d++) /* in the order of the file */
+            assert_int_equal(m.sample[d], want[k][d]);
+    }
+    tsr_micro_batch_free(&m);
+    tsr_batch_destroy(batch);
+    tsr_dataset_destroy(data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(samples_are_dealt_by_tokens),
+        cmocka_unit_test(the_longest_goes_first),
         cmocka_unit_test(every_sample_once_an_epoch),
         cmocka_unit_test(any_number_of_ranks_trains_the_same),
         cmocka_unit_test(seeds_and_epochs_differ),

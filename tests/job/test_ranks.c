@@ -223,7 +223,8 @@ static void test_plain_nf4(void **state)
     (void)state;
     static const char config[] = "use_bnb_nested_quant: false\nlora_r: 2\nuse_dora: true\n"
                                  "lora_target_modules: '.*\\.(k_proj|down_proj)'\n"
-                                 "total_batch_size: 4\nper_device_train_batch_size: 2\n";
+                                 "total_batch_size: 4\nper_device_train_batch_size: 2\n"
+                                 "balance: tokens\n";
     run_subject(&(subject){"NF4 without nested scales", config, NULL, few, COUNT(few)},
                 "train.jsonl", "eval.jsonl");
 }
