@@ -90,6 +90,8 @@ static void test_kinds(void **state)
         assert_true(one.step[0].preference.present);
         run_kind(&three, job_ranks(3), kind, "gradient_checkpointing: full\n", "three", NULL);
         job_assert_same(&one, &three, kinds[kind].name);
+        job_assert_plan(&one, 1, kinds[kind].name);
+        job_assert_plan(&three, job_ranks(3), kinds[kind].name);
         const char *saves = "save_strategy: steps\nsave_steps: 1\n";
         tsr_auto_text again = {0};
         run_kind(&first, job_ranks(2), kind, saves, "parts", &(job_event){.stop_after = 1});
