@@ -232,8 +232,10 @@ typedef struct {
     /* objective */
     tsr_objective objective; /* after loading with its losses */
     tsr_config_strings loss_type, loss_weights;
-    const char *ref_adapter; /* NULL: the model before step 1; "base": without an adapter */
-    bool disable_dropout;    /* after loading, with an objective: lora_dropout is 0 */
+    const char *ref_adapter;  /* NULL: the model before step 1; "base": without an adapter */
+    const char *answer_begin; /* of texts without a prompt; NULL: what both begin with */
+    bool wrap_conversations;
+    bool disable_dropout; /* after loading, with an objective: lora_dropout is 0 */
     /* adapter */
     int64_t lora_r;
     double lora_alpha, lora_dropout;

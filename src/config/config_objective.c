@@ -57,6 +57,8 @@ static const struct {
     {"beta", DPO | ORPO | CPO | KTO},
     {"label_smoothing", DPO | CPO},
     {"ref_adapter", DPO | KTO},
+    {"answer_begin", DPO | ORPO | CPO | KTO},
+    {"wrap_conversations", ORPO | CPO},
     {"ld_alpha", DPO},
     {"use_weighting", DPO},
     {"f_divergence_type", DPO},
@@ -241,13 +243,14 @@ static void check_idle(const tsr_config *config, tsr_config_errors *errors)
             if (keys[i].objectives & 1u << k)
                 tsr_text_printf(&names, "%s%s", names.length ? ", " : "", kinds[k]);
         tsr_config_error(errors, tsr_config_where(config, key->name),
-                         "%s: found %s, but objective is %s (%s)%s; the key belongs to %s",
+                         "%s: found %s, but objective is %s (%s)%s; the key belongs to %s%s",
                          key->name, tsr_text_string(&value), kinds[kind],
                          tsr_config_where(config, "objective"),
                          kind == TSR_OBJECTIVE_SFT && !strcmp(key->name, "loss_type")
                              ? ", whose only loss is nll"
                              : "",
-                         tsr_text_string(&names));
+                         tsr_text_string(&names),
+                         !strcmp(key->name, "alpha") ? "; the adapter's is lora_alpha" : "");
     }
 }
 

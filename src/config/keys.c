@@ -342,6 +342,14 @@ static const tsr_key objective_keys[] = {
      .none = "null", .initial = "null",
      .help = "reference of dpo and kto; null: the model before step 1; base: the model without an "
              "adapter, where init_adapter gives it one"},
+    {"answer_begin", G, TSR_KEY_STRING, AT(answer_begin), .flags = TSR_KEY_PATH | TSR_KEY_RESULT,
+     .none = "null", .initial = "null",
+     .help = "in texts without a prompt, what the prompt ends with, such as \"\\n\\nAssistant:\"; "
+             "null: the prompt is all that both answers begin with"},
+    {"wrap_conversations", G, TSR_KEY_BOOL, AT(wrap_conversations), .flags = TSR_KEY_RESULT,
+     .initial = "true",
+     .help = "of orpo and cpo: put bos and eos around conversations where the chat template has "
+             "none; false: the template's tokens alone"},
     {"disable_dropout", G, TSR_KEY_BOOL, AT(disable_dropout), .flags = TSR_KEY_RESULT,
      .initial = "true", .help = "objectives other than sft have no lora_dropout"},
     {"ld_alpha", G, TSR_KEY_NUMBER, AT(objective.ld_alpha), .low = 0, .high = 1,

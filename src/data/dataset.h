@@ -75,7 +75,10 @@ typedef struct {
     const char *
         response_template; /* what follows its last place in a row's text is trained, and no more; NULL: as above */
     tsr_pairs pairs;
-    int64_t max_length; /* tokens of a sample, or of a document of a pair; 0: no limit */
+    const char *
+        answer_begin; /* ends the prompt of a pair of texts without one; NULL: the prompt is what both begin with */
+    bool bare_conversations; /* of ORPO and CPO: no BOS or EOS but the template's */
+    int64_t max_length;      /* tokens of a sample, or of a document of a pair; 0: no limit */
     tsr_truncation truncation;
     int64_t vocab_size; /* ids must be below it; 0: not checked */
     int64_t skip_rows;  /* the first rows of the files, which are not even looked at */

@@ -3,7 +3,8 @@
  *
  * Tokens are those of TRL 1.16 (docs/objectives.md). DPO and KTO: prompt, and prompt with answer, are tokenized apart; the
  * prompt is what all renderings begin with, so that a token over the edge belongs to the answer. ORPO and CPO: without special
- * tokens, but with the beginning and the end of sequence around them; at most one token over the edge goes to the answer.
+ * tokens, but with the beginning and the end of sequence around them, of conversations too unless the options say otherwise; at
+ * most one token over the edge goes to the answer.
  */
 #include "data/rows_parts.h"
 #include "io/json.h"
@@ -117,8 +118,9 @@ static tsr_status add_document(size_t *at, const pair_reader *r, const int32_t *
     tsr_row *row = r->row;
     const tsr_tokenizer *tokenizer =
         r->turns ? tsr_chat_tokenizer(r->options->chat) : r->options->tokenizer;
-    int32_t bos = is_older(r) ? bos_of(tokenizer) : -1;
-    int32_t eos = r->turns && !is_older(r) ? -1 : r->options->eos_id;
+    bool bare = r->turns && (!is_older(r) || r->options->bare_conversations);
+    int32_t bos = is_older(r) && !bare ? bos_of(tokenizer) : -1;
+    int32_t eos = bare ? -1 : r->options->eos_id;
     size_t begin = answer_begin(r, ids, count), from = row->token_count;
     bool first = bos >= 0 && !(count && ids[0] == bos);
     bool last = eos >= 0 && !(count && ids[count - 1] == eos);
@@ -236,10 +238,36 @@ static size_t find_split(const char *a, const char *b)
     return n > 0 && a[n - 1] == ' ' ? n - 1 : n;
 }
 
-/* The prompt is what both answers begin with. */
-static tsr_status split_text(json_t *parts[3], const char *chosen, const char *rejected)
+/* Behind the last answer_begin in what both texts begin with. */
+static tsr_status find_mark(size_t *at, const pair_reader *r, const char *a, const char *b)
 {
-    size_t n = find_split(chosen, rejected);
+    const char *mark = r->options->answer_begin;
+    size_t length = strlen(mark), n = 0;
+    char show[TSR_JSON_SHOW_BYTES];
+    while (a[n] && a[n] == b[n])
+        n++;
+    while (n >= length && memcmp(a + n - length, mark, length) != 0)
+        n--;
+    *at = n;
+    if (n >= length)
+        return TSR_OK;
+    json_auto_t *found = json_string(mark);
+    return tsr_fail(
+        TSR_EDATA,
+        "%s: what \"chosen\" and \"rejected\" begin with has no %s (answer_begin), behind "
+        "which answers begin; correct the row, or give it a \"prompt\"",
+        r->place, tsr_json_show(show, found));
+}
+
+/* The prompt is what both answers begin with, or with answer_begin what ends with that. */
+static tsr_status split_text(json_t *parts[3], const pair_reader *r, const char *chosen,
+                             const char *rejected)
+{
+    size_t n = 0;
+    if (r->options->answer_begin)
+        TSR_TRY(find_mark(&n, r, chosen, rejected));
+    else
+        n = find_split(chosen, rejected);
     parts[0] = json_stringn(chosen, n);
     parts[1] = json_string(chosen + n);
     parts[2] = json_string(rejected + n);
@@ -291,7 +319,7 @@ static tsr_status take_parts(json_t *parts[3], pair_reader *r, const json_t *obj
     parts[1] = parts[2] = NULL;
     if (r->turns)
         return split_turns(parts, chosen, rejected);
-    return split_text(parts, json_string_value(chosen), json_string_value(rejected));
+    return split_text(parts, r, json_string_value(chosen), json_string_value(rejected));
 }
 
 static tsr_status read_pair(pair_reader *r, const json_t *object)

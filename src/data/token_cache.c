@@ -193,7 +193,8 @@ static void put_key(tsr_text *out, tsr_data_format format, const tsr_dataset_opt
                     tsr_regex_library(), tsr_unicode_library());
     tsr_text_printf(out, "format %d text %s loss %d %d\n", format,
                     o->text_field ? o->text_field : "text", o->assistant_only, o->completion_only);
-    tsr_text_printf(out, "pairs %d\n", o->pairs);
+    tsr_text_printf(out, "pairs %d %d begin %s\n", o->pairs, o->bare_conversations,
+                    o->answer_begin ? o->answer_begin : "");
     tsr_text_printf(out, "roles %u ends %d drop %d\n", o->training.roles, o->training.ends,
                     o->drop_system);
     tsr_text_printf(out, "system %d %s response %d %s\n", o->default_system != NULL,

@@ -347,6 +347,8 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
     options.max_length = config->max_length;
     options.truncation = truncations[config->truncation];
     options.pairs = tsr_inputs_pairs(config);
+    options.answer_begin = config->answer_begin;
+    options.bare_conversations = !config->wrap_conversations;
     options.vocab_size = (int64_t)inputs->model.vocab_size;
     options.threads = inputs->threads;
     options.cache = find_cache(inputs);

@@ -1,6 +1,6 @@
 /*
  * Rows of preferences: tokens as TRL 1.16 has them (tests/golden/objectives/tokens), documents cut and rows dropped by
- * max_length, KTO's mismatched documents, the parts of micro-batches, and every broken row that must be named.
+ * max_length, the two keys that depart from TRL, KTO's mismatched documents, the parts of micro-batches, and every broken row that must be named.
  */
 #include "support/scratch.h"
 
@@ -212,6 +212,61 @@ static void cut(void **state)
     json_decref(all);
 }
 
+/* ---- where answers begin ---- */
+
+static bool same_rows(const tsr_dataset *a, const tsr_dataset *b)
+{
+    bool same = tsr_dataset_sample_count(a) == tsr_dataset_sample_count(b);
+    for (int64_t i = 0; i < tsr_dataset_sample_count(a) && same; i++) {
+        tsr_sample x = tsr_dataset_sample(a, i), y = tsr_dataset_sample(b, i);
+        uint64_t bytes = (uint64_t)x.token_count * sizeof *x.ids;
+        same = x.token_count == y.token_count && x.lengths[0] == y.lengths[0] &&
+               !memcmp(x.ids, y.ids, bytes) && !memcmp(x.labels, y.labels, bytes);
+    }
+    return same;
+}
+
+static bool alike(const char *path, tsr_dataset_options options, const char *other,
+                  tsr_dataset_options others)
+{
+    tsr_dataset *a = load(path, options), *b = load(other, others);
+    bool same = same_rows(a, b);
+    tsr_dataset_destroy(a);
+    tsr_dataset_destroy(b);
+    return same;
+}
+
+/* Texts without a prompt, whose answers begin alike, are as with their prompt. */
+static void begun(void **state)
+{
+    (void)state;
+    static const char whole[] = "{\"chosen\":\"Q: hi\\nA: yes.\\nQ: why?\\nA: it is red\","
+                                "\"rejected\":\"Q: hi\\nA: yes.\\nQ: why?\\nA: it is blue\"}\n";
+    static const char parted[] = "{\"prompt\":\"Q: hi\\nA: yes.\\nQ: why?\\nA:\","
+                                 "\"chosen\":\" it is red\",\"rejected\":\" it is blue\"}\n";
+    write_text(scratch_path("whole.jsonl"), whole);
+    write_text(scratch_path("parted.jsonl"), parted);
+    for (tsr_pairs pairs = TSR_PAIRS_DPO; pairs <= TSR_PAIRS_ORPO; pairs++) {
+        tsr_dataset_options trl = {.pairs = pairs}, ours = {.pairs = pairs, .answer_begin = "\nA:"};
+        assert_true(alike(scratch_path("whole.jsonl"), ours, scratch_path("parted.jsonl"), trl));
+        assert_false(alike(scratch_path("whole.jsonl"), trl, scratch_path("parted.jsonl"), trl));
+        assert_true(alike(scratch_path("parted.jsonl"), ours, scratch_path("parted.jsonl"), trl));
+    }
+}
+
+/* ORPO's conversations without a wrapping have the tokens of DPO's, which are the template's. */
+static void bare(void **state)
+{
+    (void)state;
+    static const char turns[] = OBJECTIVES "data/preference_conversational.jsonl";
+    static const char text[] = OBJECTIVES "data/preference_text.jsonl";
+    tsr_dataset_options dpo = {.pairs = TSR_PAIRS_DPO}, orpo = {.pairs = TSR_PAIRS_ORPO},
+                        bare = {.pairs = TSR_PAIRS_ORPO, .bare_conversations = true};
+    assert_true(alike(turns, bare, turns, dpo));
+    assert_false(alike(turns, orpo, turns, dpo));
+    assert_true(alike(text, bare, text, orpo));
+}
+
 /* ---- micro-batches ---- */
 
 /* Prompts of 2 and 0 tokens; answers of 3 and 1, and of 1 and 4. */
@@ -307,6 +362,7 @@ static void broken(void **state)
         tsr_pairs pairs;
         const char *text;
         const char *words[MOST_WORDS];
+        const char *begin;
     } rows[] = {
         {TSR_PAIRS_NONE, PAIR, {"rows.jsonl:1", "need objective: dpo"}},
         {TSR_PAIRS_DPO, "{\"prompt\":\"a\",\"rejected\":\"c\"}", {"\"rejected\"", "\"chosen\""}},
@@ -340,15 +396,21 @@ static void broken(void **state)
          "{\"prompt\":\"a\",\"completion\":\"b\",\"label\":1}",
          {"rows.jsonl:1", "\"label\" is 1", "true (good) or false (bad)"}},
         {TSR_PAIRS_KTO, "{\"completion\":\"b\",\"label\":true}", {"no \"prompt\""}},
+        {TSR_PAIRS_DPO,
+         "{\"chosen\":\"a\\nA: b\",\"rejected\":\"a\\nB: c\"}",
+         {"rows.jsonl:1", "has no \"\\nA:\" (answer_begin)", "give it a \"prompt\""},
+         "\nA:"},
         {TSR_PAIRS_ORPO, "{\"text\":\"a\"}", {"no known format", "\"chosen\" and \"rejected\""}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         tsr_dataset *data;
         const char *path = scratch_path("rows.jsonl");
         write_text(path, rows[i].text);
-        check_error(rows[i].text,
-                    load_file(&data, path, (tsr_dataset_options){.pairs = rows[i].pairs}),
-                    TSR_EDATA, rows[i].words);
+        check_error(
+            rows[i].text,
+            load_file(&data, path,
+                      (tsr_dataset_options){.pairs = rows[i].pairs, .answer_begin = rows[i].begin}),
+            TSR_EDATA, rows[i].words);
     }
 }
 
@@ -356,7 +418,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens), cmocka_unit_test(cut),    cmocka_unit_test(parts),
-        cmocka_unit_test(packed), cmocka_unit_test(cached), cmocka_unit_test(broken),
+        cmocka_unit_test(begun),  cmocka_unit_test(bare),   cmocka_unit_test(packed),
+        cmocka_unit_test(cached), cmocka_unit_test(broken),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -145,6 +145,8 @@ static void test_refusals(void **state)
         {"label_smoothing_factor: 0.1\n", {"label_smoothing_factor does not go with"}},
         {"neftune_noise_alpha: 5\n", {"neftune_noise_alpha does not go with"}},
         {"cpo_alpha: 0.5\n", {"cpo_alpha: found 0.5", "belongs to cpo"}},
+        {"wrap_conversations: false\n",
+         {"wrap_conversations: found false", "belongs to orpo, cpo"}},
         {"ref_adapter: there\n", {"ref_adapter: found 'there'", "base"}},
         {"f_divergence_type: alpha_divergence\nf_alpha_divergence_coef: 1\n", {"found 1"}},
     };
