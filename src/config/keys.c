@@ -92,23 +92,6 @@ static const tsr_key_word packing_words[] = {
     {"wrapped", 1, not_here}, {"ffd", 1, not_here},       END,
 };
 
-static const tsr_key_word objective_words[] = {
-    {"sft", TSR_OBJECTIVE_SFT, NULL},
-    {"dpo", TSR_OBJECTIVE_DPO, NULL},
-    {"orpo", TSR_OBJECTIVE_ORPO, NULL},
-    {"cpo", TSR_OBJECTIVE_CPO, NULL},
-    {"kto", TSR_OBJECTIVE_KTO, NULL},
-    {"reward", -1, not_here},
-    END,
-};
-static const tsr_key_word divergence_words[] = {
-    {"reverse_kl", TSR_DIVERGENCE_REVERSE_KL, NULL},
-    {"forward_kl", TSR_DIVERGENCE_FORWARD_KL, NULL},
-    {"js_divergence", TSR_DIVERGENCE_JS, NULL},
-    {"alpha_divergence", TSR_DIVERGENCE_ALPHA, NULL},
-    END,
-};
-
 static const tsr_key_word optim_words[] = {
     {"adamw_torch", 0, NULL},
     {"adamw", 0, NULL},
@@ -317,66 +300,6 @@ static const tsr_key data_keys[] = {
     {"special_tokens", G, TSR_KEY_NAMES, AT(special_tokens), token_words, .none = "null",
      .flags = TSR_KEY_ONE_EACH, .initial = "null",
      .help = "the tokens that the tokenizer must have; others than its own are refused"},
-};
-#undef G
-#define G .group = "objective"
-static const tsr_key objective_keys[] = {
-    {"objective", G, TSR_KEY_WORD, AT(objective.kind), objective_words, .flags = TSR_KEY_RESULT,
-     .initial = "sft",
-     .help = "what is trained: sft: labels; dpo, orpo, cpo: pairs of a chosen and a rejected "
-             "answer; kto: answers that are good or bad"},
-    {"loss_type", G, TSR_KEY_STRINGS, AT(loss_type), .flags = TSR_KEY_RESULT, .none = "null",
-     .initial = "null",
-     .help = "the loss of the objective, of dpo a list too; null: sigmoid, of kto kto "
-             "(docs/objectives.md)"},
-    {"loss_weights", G, TSR_KEY_STRINGS, AT(loss_weights), .flags = TSR_KEY_RESULT, .none = "null",
-     .initial = "null", .help = "of a list of losses the weight of each; null: 1"},
-    {"beta", G, TSR_KEY_NUMBER, AT(objective.beta), .low = 0, .high = 1e6,
-     .flags = TSR_KEY_RESULT | TSR_KEY_LOW_OPEN, .initial = "0.1",
-     .help = "how strongly the model is held to the reference; of orpo the weight of the odds"},
-    {"label_smoothing", G, TSR_KEY_NUMBER, AT(objective.label_smoothing), .low = 0, .high = 0.5,
-     .flags = TSR_KEY_RESULT | TSR_KEY_HIGH_OPEN, .initial = "0",
-     .help = "share of pairs whose preference is taken to be wrong: robust, exo_pair, aot, and "
-             "cpo's sigmoid"},
-    {"ref_adapter", G, TSR_KEY_STRING, AT(ref_adapter), .flags = TSR_KEY_PATH | TSR_KEY_RESULT,
-     .none = "null", .initial = "null",
-     .help = "reference of dpo and kto; null: the model before step 1; base: the model without an "
-             "adapter, where init_adapter gives it one"},
-    {"answer_begin", G, TSR_KEY_STRING, AT(answer_begin), .flags = TSR_KEY_PATH | TSR_KEY_RESULT,
-     .none = "null", .initial = "null",
-     .help = "in texts without a prompt, what the prompt ends with, such as \"\\n\\nAssistant:\"; "
-             "null: the prompt is all that both answers begin with"},
-    {"wrap_conversations", G, TSR_KEY_BOOL, AT(wrap_conversations), .flags = TSR_KEY_RESULT,
-     .initial = "true",
-     .help = "of orpo and cpo: put bos and eos around conversations where the chat template has "
-             "none; false: the template's tokens alone"},
-    {"disable_dropout", G, TSR_KEY_BOOL, AT(disable_dropout), .flags = TSR_KEY_RESULT,
-     .initial = "true", .help = "objectives other than sft have no lora_dropout"},
-    {"ld_alpha", G, TSR_KEY_NUMBER, AT(objective.ld_alpha), .low = 0, .high = 1,
-     .flags = TSR_KEY_RESULT, .none = "null", .none_value = 1, .initial = "null",
-     .help = "of dpo: weight of an answer's tokens beyond the length of the pair's shorter one"},
-    {"use_weighting", G, TSR_KEY_BOOL, AT(objective.weighting), .flags = TSR_KEY_RESULT,
-     .initial = "false",
-     .help = "of dpo: weight pairs by how likely the model is to give their answers (WPO)"},
-    {"f_divergence_type", G, TSR_KEY_WORD, AT(objective.divergence), divergence_words,
-     .flags = TSR_KEY_RESULT, .initial = "reverse_kl",
-     .help = "of dpo: what the distance from the reference is measured by"},
-    {"f_alpha_divergence_coef", G, TSR_KEY_NUMBER, AT(objective.f_alpha_divergence_coef),
-     .low = -1e3, .high = 1e3, .flags = TSR_KEY_RESULT, .initial = "0.5",
-     .help = "alpha of alpha_divergence, other than 1"},
-    {"discopop_tau", G, TSR_KEY_NUMBER, AT(objective.discopop_tau), .low = 0, .high = 1e6,
-     .flags = TSR_KEY_RESULT | TSR_KEY_LOW_OPEN, .initial = "0.05",
-     .help = "temperature of the loss discopop"},
-    {"cpo_alpha", G, TSR_KEY_NUMBER, AT(objective.cpo_alpha), .low = 0, .high = 1e6,
-     .flags = TSR_KEY_RESULT, .initial = "1", .help = "of cpo: weight of the chosen answers' nll"},
-    {"simpo_gamma", G, TSR_KEY_NUMBER, AT(objective.simpo_gamma), .low = 0, .high = 1e6,
-     .flags = TSR_KEY_RESULT, .initial = "0.5", .help = "margin of the loss simpo"},
-    {"alpha", G, TSR_KEY_NUMBER, AT(objective.alpha), .low = -1e3, .high = 1e3,
-     .flags = TSR_KEY_RESULT, .initial = "0", .help = "of cpo's alphapo; 0: log-probabilities"},
-    {"desirable_weight", G, TSR_KEY_NUMBER, AT(objective.desirable_weight), .low = 0, .high = 1e6,
-     .flags = TSR_KEY_RESULT, .initial = "1", .help = "of kto: weight of good answers"},
-    {"undesirable_weight", G, TSR_KEY_NUMBER, AT(objective.undesirable_weight), .low = 0,
-     .high = 1e6, .flags = TSR_KEY_RESULT, .initial = "1", .help = "of kto: weight of bad answers"},
 };
 #undef G
 #define G .group = "adapter"
@@ -674,13 +597,13 @@ static const struct {
     const tsr_key *keys;
     int count;
 } groups[] = {
-    {model_keys, COUNT(model_keys)},         {data_keys, COUNT(data_keys)},
-    {objective_keys, COUNT(objective_keys)}, {adapter_keys, COUNT(adapter_keys)},
-    {optimizer_keys, COUNT(optimizer_keys)}, {loop_keys, COUNT(loop_keys)},
-    {memory_keys, COUNT(memory_keys)},       {run_keys, COUNT(run_keys)},
+    {model_keys, COUNT(model_keys)},          {data_keys, COUNT(data_keys)},
+    {tsr_objective_keys, TSR_OBJECTIVE_KEYS}, {adapter_keys, COUNT(adapter_keys)},
+    {optimizer_keys, COUNT(optimizer_keys)},  {loop_keys, COUNT(loop_keys)},
+    {memory_keys, COUNT(memory_keys)},        {run_keys, COUNT(run_keys)},
 };
 
-_Static_assert(COUNT(model_keys) + COUNT(data_keys) + COUNT(objective_keys) + COUNT(adapter_keys) +
+_Static_assert(COUNT(model_keys) + COUNT(data_keys) + TSR_OBJECTIVE_KEYS + COUNT(adapter_keys) +
                        COUNT(optimizer_keys) + COUNT(loop_keys) + COUNT(memory_keys) +
                        COUNT(run_keys) <=
                    TSR_KEYS_MAX,
