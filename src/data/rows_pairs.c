@@ -286,12 +286,19 @@ static json_t *slice(const json_t *list, size_t first, size_t end)
     return out;
 }
 
-static tsr_status split_turns(json_t *parts[3], const json_t *chosen, const json_t *rejected)
+static tsr_status split_turns(json_t *parts[3], const pair_reader *r, const json_t *chosen,
+                              const json_t *rejected)
 {
     size_t a = json_array_size(chosen), b = json_array_size(rejected), n = 0;
     size_t most = (a < b ? a : b) - 1; /* one stays as the answer */
     while (n < most && json_equal(json_array_get(chosen, n), json_array_get(rejected, n)))
         n++;
+    if (!n)
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: the first messages of \"chosen\" and \"rejected\" differ, or one has no "
+            "second; without a \"prompt\", both begin with it",
+            r->place);
     parts[0] = slice(chosen, 0, n);
     parts[1] = slice(chosen, n, a);
     parts[2] = slice(rejected, n, b);
@@ -318,7 +325,7 @@ static tsr_status take_parts(json_t *parts[3], pair_reader *r, const json_t *obj
     json_auto_t *chosen = parts[1], *rejected = parts[2];
     parts[1] = parts[2] = NULL;
     if (r->turns)
-        return split_turns(parts, chosen, rejected);
+        return split_turns(parts, r, chosen, rejected);
     return split_text(parts, r, json_string_value(chosen), json_string_value(rejected));
 }
 
