@@ -64,13 +64,19 @@ typedef struct {
     int64_t tokens, labels, documents, samples, longest;
 } totals;
 
+/* Labels of an answer. */
+static int32_t answer_labels(const tsr_sample *sample, int32_t document)
+{
+    int32_t offset = document ? sample->lengths[0] : 0, count = 0;
+    for (int32_t t = 1; t < sample->lengths[document]; t++)
+        count += sample->labels[offset + t] != TSR_LABEL_IGNORED;
+    return count;
+}
+
 /* Tokens of the chosen document's prompt, where they are trained too: all but the first one and the labels. */
 static int32_t prompt_labels(const tsr_batch *batch, const tsr_sample *sample)
 {
-    int32_t answer = 0;
-    for (int32_t t = 1; t < sample->lengths[0] && batch->options.whole_chosen; t++)
-        answer += sample->labels[t] != TSR_LABEL_IGNORED;
-    return batch->options.whole_chosen ? sample->lengths[0] - 1 - answer : 0;
+    return batch->options.whole_chosen ? sample->lengths[0] - 1 - answer_labels(sample, 0) : 0;
 }
 
 static totals count_units(const tsr_batch *batch, unit_range range)
@@ -431,17 +437,6 @@ tsr_status tsr_batch_step(tsr_batch *batch, int64_t step, tsr_batch_step_info *i
     info->rounds =
         (int64_t)tsr_ceil_div((uint64_t)info->micro_count, (uint64_t)batch->options.ranks);
     return TSR_OK;
-}
-
-/* Labels of an answer. */
-static int32_t answer_labels(const tsr_sample *sample, int32_t document)
-{
-    int32_t offset = 0, count = 0;
-    for (int32_t d = 0; d < document; d++)
-        offset += sample->lengths[d];
-    for (int32_t t = 1; t < sample->lengths[document]; t++)
-        count += sample->labels[offset + t] != TSR_LABEL_IGNORED;
-    return count;
 }
 
 /* Where the parts of the last two documents begin, whose label rows are from `first` on. */

@@ -26,6 +26,12 @@ typedef enum {
     TSR_DATA_UNPAIRED
 } tsr_data_format;
 
+/* Whether its rows are token ids, which need no tokenizer. */
+static inline bool tsr_data_has_ids(tsr_data_format format)
+{
+    return format == TSR_DATA_PRETOKENIZED || format == TSR_DATA_PREFERENCE_IDS;
+}
+
 /* `key` is the configuration's, for messages. */
 typedef struct {
     const char *from, *to, *key;

@@ -528,8 +528,7 @@ tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *option
     bool is_chat;
     TSR_TRY(tsr_dataset_detect(&format, &is_chat, options));
     TSR_TRY(check_loss(format, options));
-    bool tokens = format == TSR_DATA_PRETOKENIZED || format == TSR_DATA_PREFERENCE_IDS;
-    if (is_chat ? !options->chat : !tokens && !options->tokenizer)
+    if (is_chat ? !options->chat : !tsr_data_has_ids(format) && !options->tokenizer)
         return tsr_fail(TSR_EINVAL, "%s: %s", tsr_dataset_key(options),
                         is_chat ? "chats need a chat template" : "text needs a tokenizer");
     tsr_dataset *data = calloc(1, sizeof *data);

@@ -233,7 +233,7 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
         [TSR_DATA_UNPAIRED] = tsr_row_read_unpaired,
         [TSR_DATA_PRETOKENIZED] = tsr_row_read_pretokenized};
     const char *const text_field[] = {tsr_row_text_field(options), NULL};
-    bool tokens = format == TSR_DATA_PRETOKENIZED || format == TSR_DATA_PREFERENCE_IDS;
+    bool tokens = tsr_data_has_ids(format);
     row->findings = 0;
     row->desirable = 0;
     tsr_text_clear(&row->keys);

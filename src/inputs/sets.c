@@ -370,8 +370,7 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
         TSR_TRY(choose_training(&options, config, set));
         if (options.pairs == TSR_PAIRS_ORPO) /* whose chats end with it too */
             TSR_TRY(find_eos(&options.eos_id, inputs));
-    } else if (options.format != TSR_DATA_PRETOKENIZED &&
-               options.format != TSR_DATA_PREFERENCE_IDS) {
+    } else if (!tsr_data_has_ids(options.format)) {
         TSR_TRY(open_tokenizer(inputs));
         if (options.format != TSR_DATA_INPUT_OUTPUT) /* which ends as its text does */
             TSR_TRY(find_eos(&options.eos_id, inputs));

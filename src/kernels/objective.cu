@@ -8,12 +8,10 @@
  */
 #include "kernels/cuda.cuh"
 
-#include "kernels/head.h"
 #include "kernels/objective_math.h"
 
 #define THREADS     512
 #define ROW_THREADS 256
-#define LIMIT       536870912.0 /* as in objective_ref.c */
 
 typedef struct {
     tsr_objective objective;
@@ -90,22 +88,6 @@ static __device__ void weigh_rows(const tsr_objective_args *a, const double *wei
             a->weight[i] = fine ? (float)(-a->scale * weights[p]) : 0;
 }
 
-static __device__ bool add_words(const tsr_objective_args *a, const double *words)
-{
-    bool fine = true;
-    for (int i = 0; i <= TSR_PREFERENCE_WORDS; i++)
-        fine = fine && words[i] < LIMIT && words[i] > -LIMIT;
-    if (!fine) {
-        *a->loss_overflow = 1;
-        return false;
-    }
-    for (int i = 0; i < TSR_PREFERENCE_WORDS; i++)
-        a->words[i] +=
-            __double2ll_rn(scalbn(words[i], i < TSR_PREFERENCE_CHOSEN_IN ? TSR_LOSS_SHIFT : 0));
-    *a->loss += __double2ll_rn(scalbn(words[TSR_PREFERENCE_WORDS], TSR_LOSS_SHIFT));
-    return true;
-}
-
 static __global__ void __launch_bounds__(THREADS) prefer(const __grid_constant__ objective_args all)
 {
     tsr_kernel_begin();
@@ -134,7 +116,7 @@ static __global__ void __launch_bounds__(THREADS) prefer(const __grid_constant__
     __syncthreads();
     if (threadIdx.x == 0) {
         tsr_prefer_words(words, &batch, &pool, of);
-        fine = add_words(a, words);
+        fine = tsr_prefer_add(a, words);
     }
     __syncthreads();
     weigh_rows(a, weights, fine != 0);

@@ -80,7 +80,7 @@ typedef struct {
 /* Sums over a document's completion, of what is reported of its tokens. */
 enum { TSR_DOCUMENT_ENTROPY, TSR_DOCUMENT_CORRECT, TSR_DOCUMENT_LOGIT, TSR_OF_DOCUMENT };
 
-#define TSR_PREFERENCE_OF_PAIR 8 /* numbers that are kept of a pair: objective_math.h */
+#define TSR_PREFERENCE_OF_PAIR 7 /* numbers that are kept of a pair: objective_math.h */
 
 enum { TSR_PART_PROMPT, TSR_PART_COMPLETION, TSR_PART_BEYOND, TSR_PARTS };
 

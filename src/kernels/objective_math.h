@@ -2,14 +2,17 @@
  * kernels/objective_math.h: the formulas of objective.h, in double precision, once for the CPU and for GPUs. Private to
  * objective_ref.c and objective.cu.
  *
- * A pair is worked on by itself but for what is pooled over the micro-batch: tokens, KTO's z, AOT's order.
+ * Pairs are independent except for what is pooled over the micro-batch: the chosen tokens' nll, KTO's z, AOT's order.
  */
 #ifndef TSR_KERNELS_OBJECTIVE_MATH_H
 #define TSR_KERNELS_OBJECTIVE_MATH_H
 
+#include "kernels/head.h"
 #include "kernels/objective.h"
 
 #include <math.h>
+
+#define TSR_PREFER_LIMIT 536870912.0 /* of a loss or a metric, as of head_finish's loss */
 
 #ifdef __CUDACC__
 #define TSR_PREFER_INLINE static __device__ __forceinline__
@@ -43,9 +46,8 @@ typedef enum {
     TSR_OF_PAIR_REWARD_REJECTED,
     TSR_OF_PAIR_LOGP_CHOSEN,
     TSR_OF_PAIR_LOGP_REJECTED,
-    TSR_OF_PAIR_ODDS,     /* log s(o) of ORPO; KTO: 1: the row is a chosen one */
-    TSR_OF_PAIR_LOG_ODDS, /* o */
-    TSR_OF_PAIR_SPARE
+    TSR_OF_PAIR_ODDS,    /* log s(o) of ORPO; KTO: 1: the row is a chosen one */
+    TSR_OF_PAIR_LOG_ODDS /* o */
 } tsr_of_pair;
 
 /* log s(x) and s(x), for any x. */
@@ -195,7 +197,7 @@ TSR_PREFER_INLINE tsr_prefer_score tsr_loss_of_distance(const tsr_objective *o, 
 
 /* ---- DPO ---- */
 
-/* How many of the pairs come before one when x of them is sorted; `rank` is asked of an element of another order. */
+/* What AOT sorts the pairs by: 0 L(c) - L(r), 1 the same of the reference; unpaired: 2 a, 3 b. */
 TSR_PREFER_INLINE double tsr_aot_key(const tsr_prefer_batch *b, int64_t pair, int which)
 {
     int64_t c = 2 * pair, r = c + 1;
@@ -211,6 +213,7 @@ TSR_PREFER_INLINE double tsr_aot_key(const tsr_prefer_batch *b, int64_t pair, in
     }
 }
 
+/* The place of a pair in order `which`; of equal ones the first comes first. */
 TSR_PREFER_INLINE int64_t tsr_aot_rank(const tsr_prefer_batch *b, int64_t pair, int which)
 {
     double own = tsr_aot_key(b, pair, which);
@@ -258,7 +261,7 @@ TSR_PREFER_INLINE tsr_prefer_slopes tsr_aot_loss(const tsr_prefer_batch *b, tsr_
     return out;
 }
 
-/* Losses that look at a and b apart; `share`: those of tokens. By a and b. */
+/* Losses of a and b that are not functions of their difference. By a and b. */
 TSR_PREFER_INLINE tsr_prefer_slopes tsr_loss_of_ratios(const tsr_objective *o, tsr_prefer loss,
                                                        double a, double b)
 {
@@ -585,6 +588,22 @@ TSR_PREFER_INLINE void tsr_prefer_words(double *word, const tsr_prefer_batch *b,
     word[TSR_PREFERENCE_CHOSEN_IN] = chosen > 0;
     word[TSR_PREFERENCE_REJECTED_IN] = rejected > 0;
     word[TSR_PREFERENCE_BOTH_IN] = chosen > 0 && rejected > 0;
+}
+
+/* Adds a micro-batch's words and loss. False: one of them is not finite or too large; nothing is added, and that is noted. */
+TSR_PREFER_INLINE bool tsr_prefer_add(const tsr_objective_args *a, const double *word)
+{
+    bool fine = true;
+    for (int i = 0; i <= TSR_PREFERENCE_WORDS; i++)
+        fine = fine && word[i] < TSR_PREFER_LIMIT && word[i] > -TSR_PREFER_LIMIT;
+    if (!fine) {
+        *a->loss_overflow = 1;
+        return false;
+    }
+    for (int i = 0; i < TSR_PREFERENCE_WORDS; i++)
+        a->words[i] += llrint(ldexp(word[i], i < TSR_PREFERENCE_CHOSEN_IN ? TSR_LOSS_SHIFT : 0));
+    *a->loss += llrint(ldexp(word[TSR_PREFERENCE_WORDS], TSR_LOSS_SHIFT));
+    return true;
 }
 
 #endif

@@ -3,13 +3,9 @@
  */
 #include "kernels/objective_math.h"
 
-#include "kernels/head.h"
 #include "kernels/loops.h"
 
 #include <math.h>
-#include <string.h>
-
-#define LIMIT 536870912.0 /* of a loss or a metric: as of head_finish's loss */
 
 static bool known_loss(const tsr_objective *o, tsr_prefer loss)
 {
@@ -112,22 +108,6 @@ static void weigh_rows(const tsr_objective_args *args, const double *weights, bo
             args->weight[i] = fine ? (float)(-args->scale * weights[p]) : 0;
 }
 
-static bool is_finite(const double *words)
-{
-    bool fine = true;
-    for (int i = 0; i <= TSR_PREFERENCE_WORDS; i++)
-        fine &= words[i] < LIMIT && words[i] > -LIMIT;
-    return fine;
-}
-
-static void add_words(const tsr_objective_args *args, const double *words)
-{
-    for (int i = 0; i < TSR_PREFERENCE_WORDS; i++)
-        args->words[i] +=
-            llrint(ldexp(words[i], i < TSR_PREFERENCE_CHOSEN_IN ? TSR_LOSS_SHIFT : 0));
-    *args->loss += llrint(ldexp(words[TSR_PREFERENCE_WORDS], TSR_LOSS_SHIFT));
-}
-
 tsr_status tsr_objective_ref(const tsr_objective_args *args, tsr_pool *pool)
 {
     (void)pool;
@@ -158,12 +138,7 @@ tsr_status tsr_objective_ref(const tsr_objective_args *args, tsr_pool *pool)
     for (int64_t i = 0; i < args->documents / 2; i++)
         tsr_prefer_pair(of + TSR_PREFERENCE_OF_PAIR * i, weights, &batch, &pooled, i);
     tsr_prefer_words(words, &batch, &pooled, of);
-    bool fine = is_finite(words);
-    weigh_rows(args, weights, fine);
-    if (fine)
-        add_words(args, words);
-    else
-        *args->loss_overflow = 1;
+    weigh_rows(args, weights, tsr_prefer_add(args, words));
     return TSR_OK;
 }
 

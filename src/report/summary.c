@@ -3,6 +3,7 @@
 #include "base/called.h"
 #include "base/escape.h"
 #include "config/config_number.h"
+#include "inputs/objective.h"
 
 #include <math.h>
 #include <string.h>
@@ -159,9 +160,7 @@ static void put_every(tsr_text *out, const char *what, tsr_config_every every, d
 /* "dpo sigmoid, beta 0.1, from the base; " */
 static void put_objective(tsr_text *out, const tsr_config *config)
 {
-    tsr_objective_kind kind = config->objective.kind;
-    bool refers = kind == TSR_OBJECTIVE_DPO || kind == TSR_OBJECTIVE_KTO;
-    if (kind == TSR_OBJECTIVE_SFT)
+    if (config->objective.kind == TSR_OBJECTIVE_SFT)
         return;
     put_value(out, config, "objective");
     if (config->loss_type.count) {
@@ -170,7 +169,7 @@ static void put_objective(tsr_text *out, const tsr_config *config)
     }
     tsr_text_puts(out, ", beta ");
     put_value(out, config, "beta");
-    if (refers)
+    if (tsr_inputs_has_reference(config))
         tsr_text_printf(out, ", from %s",
                         config->init_adapter && !config->ref_adapter ? "the first adapter"
                                                                      : "the base");

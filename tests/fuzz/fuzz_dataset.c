@@ -133,7 +133,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         return 0;
     if (is_chat)
         options.chat = chat;
-    else if (options.format != TSR_DATA_PRETOKENIZED && options.format != TSR_DATA_PREFERENCE_IDS)
+    else if (!tsr_data_has_ids(options.format))
         options.tokenizer = tokenizer;
     options.eos_id = tsr_tokenizer_eos(tokenizer);
     fuzz_begin();
