@@ -13,11 +13,13 @@ static void put_name(tsr_text *out, const char *arg)
         tsr_text_append(out, p[i] == '-' ? "_" : &p[i], 1);
 }
 
-/* --no_shuffle: the flag that it turns off; NULL: none. */
+/* --no_shuffle, --no_remove_unused_columns: what it turns off; NULL: nothing. */
 static const char *turned_off(const char *name)
 {
     const char *flag = !strncmp(name, "no_", 3) ? name + 3 : NULL;
-    return flag && !tsr_keys_known(name) && tsr_keys_is_flag(flag) ? flag : NULL;
+    if (!flag || tsr_keys_known(name) || !tsr_keys_known(flag) || tsr_keys_needs_value(flag))
+        return NULL;
+    return flag;
 }
 
 bool tsr_key_option_known(const char *arg)
