@@ -1,7 +1,7 @@
 #!/bin/sh
-# check_dpo.sh PROGRAM: the example with preferences, shortened. On two ranks it learns; a run that is killed and gone on with on
-# one has the same adapter, bit for bit; an evaluation of it says how many pairs are told apart; and wrong keys and rows end
-# with their codes, and write nothing.
+# check_dpo.sh PROGRAM: the example with preferences, shortened. On two ranks it learns; a run that is killed and resumed on one
+# rank has the same adapter, bit for bit; its evaluation reports accuracy and margins; wrong keys and rows end with their exit
+# codes and write nothing; and the commands of TRL's documentation run.
 set -eu
 program=$1
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -33,7 +33,7 @@ for _ in $(seq 600); do
 done
 kill -9 $process 2>/dev/null || wrong "it had ended before it was killed"
 wait $process 2>/dev/null || true
-"$program" resume "$scratch/parts" >"$scratch/out" 2>"$scratch/log" || wrong "it is not gone on with"
+"$program" resume "$scratch/parts" >"$scratch/out" 2>"$scratch/log" || wrong "it does not resume"
 cmp "$scratch/whole/adapter_model.safetensors" "$scratch/parts/adapter_model.safetensors" || wrong "another adapter"
 
 "$program" eval "$scratch/parts" --json >"$scratch/out" 2>"$scratch/log" || wrong "no evaluation"
@@ -57,3 +57,24 @@ echo '{"prompt": "a", "chosen": "b", "rejected": "b"}' >"$scratch/equal.jsonl"
 refuse 65 'equal.jsonl:1.*are equal' "dataset=$scratch/equal.jsonl" eval_dataset=null eval_strategy=no
 echo '{"prompt": "a", "completion": "b", "label": "yes"}' >"$scratch/label.jsonl"
 refuse 65 'label.jsonl:1.*"label" is "yes"' "dataset=$scratch/label.jsonl" eval_dataset=null eval_strategy=no objective=kto loss_type=null
+
+# The commands of TRL's documentation, on rows with the columns of their data sets.
+question='{"role":"user","content":"How much is 1 plus 3?"}'
+right='{"role":"assistant","content":"It is 4."}' no='{"role":"assistant","content":"I do not know."}'
+echo "{\"chosen\":[$question,$right],\"rejected\":[$question,$no],\"score_chosen\":8.0,\"score_rejected\":2.0}" >"$scratch/binarized.jsonl"
+echo "{\"prompt\":[$question],\"completion\":[$right],\"label\":true}" >"$scratch/mix.jsonl"
+# documented COMMAND ROWS option ...
+documented() {
+    command=$1 rows=$2
+    shift 2
+    "$program" "$command" --model_name_or_path examples/tiny-llama --dataset_name "$scratch/$rows" --output_dir "$scratch/$command" \
+        --per_device_train_batch_size 1 --num_train_epochs 1 --use_peft --lora_alpha=16 "$@" >"$scratch/out" 2>"$scratch/log" ||
+        wrong "TRL's command for $command"
+    [ -s "$scratch/$command/adapter_model.safetensors" ] || wrong "$command wrote no adapter"
+}
+documented dpo binarized.jsonl --learning_rate 5.0e-7 --gradient_accumulation_steps 8 --gradient_checkpointing --logging_steps 25 \
+    --eval_strategy no --no_remove_unused_columns --lora_r 32
+documented kto mix.jsonl --learning_rate 5e-7 --lr_scheduler_type=cosine --gradient_accumulation_steps 1 --eval_steps 500 \
+    --warmup_steps=0.1 --load_in_4bit --lora_target_modules=all-linear --lora_r=16
+documented orpo binarized.jsonl --learning_rate 8e-5 --gradient_accumulation_steps 1 --logging_steps 10 --eval_steps 500 \
+    --logging_first_step --no_remove_unused_columns --lora_r 16
