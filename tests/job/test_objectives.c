@@ -40,7 +40,7 @@ static const char *write_pairs(int rows, unsigned vocab)
 static const struct {
     const char *name, *model, *keys;
 } kinds[] = {
-    {"a fresh DoRA", JOB_MODEL, "objective: dpo\nuse_dora: true\n"},
+    {"a fresh DoRA, rsLoRA", JOB_MODEL, "objective: dpo\nuse_dora: true\nuse_rslora: true\n"},
     {"packed", JOB_MODEL, "objective: dpo\npacking: true\nmax_length: 30\n"},
     {"fp8", JOB_MODEL, "objective: dpo\nbase_compute: fp8\n"},
     {"dropout", JOB_MODEL,
@@ -107,6 +107,58 @@ static void test_kinds(void **state)
     }
 }
 
+/* One cell of docs/objectives.md's table. */
+static void run_cell(job_result *out, int ranks, const char *objective, const char *model,
+                     const char *keys)
+{
+    tsr_auto_text config = {0};
+    tsr_text_printf(
+        &config,
+        "model_name_or_path: %s\ndataset: %s\nobjective: %s\ndtype: float32\nlora_r: 4\n"
+        "learning_rate: 2e-3\nmax_steps: 2\nper_device_train_batch_size: 2\n"
+        "total_batch_size: 6\noverwrite_output_dir: true\n%s",
+        model, write_pairs(9, 250), objective, keys);
+    assert_false(config.failed);
+    job_run_in(out, ranks, tsr_text_string(&config), "cell", NULL);
+    if (out->status != 0)
+        fail_msg("%s, %s: %s", objective, keys, out->message);
+}
+
+/* Every objective beside every feature: the bits of one rank on three; where the feature changes no bits, those without it. */
+static void test_table(void **state)
+{
+    (void)state;
+    static const char *const objectives[] = {"dpo", "orpo", "cpo", "kto"};
+    static const struct {
+        const char *model, *keys;
+        bool same; /* as without it */
+    } features[] = {
+        {JOB_MODEL, "gradient_checkpointing: full\n", true},
+        {JOB_MODEL, "offload: sharded\nactivation_offloading: true\noptimizer_offload: true\n",
+         true},
+        {JOB_MODEL, "use_dora: true\n", false},
+        {JOB_MODEL, "base_compute: fp8\n", false},
+        {JOB_MODEL, "packing: true\nmax_length: 30\n", false},
+        {FAMILIES "mixtral/checkpoint", "", false},
+    };
+    for (size_t o = 0; o < sizeof objectives / sizeof *objectives; o++) {
+        job_result plain, one, three;
+        run_cell(&plain, 1, objectives[o], JOB_MODEL, "");
+        for (size_t f = 0; f < sizeof features / sizeof *features; f++) {
+            tsr_auto_text what = {0};
+            tsr_text_printf(&what, "%s, %s%s", objectives[o], features[f].keys, features[f].model);
+            if (!features[f].same)
+                run_cell(&one, 1, objectives[o], features[f].model, features[f].keys);
+            run_cell(&three, job_ranks(3), objectives[o], features[f].model, features[f].keys);
+            job_assert_same(features[f].same ? &plain : &one, &three, tsr_text_string(&what));
+            if (!features[f].same)
+                job_result_free(&one);
+            job_result_free(&three);
+        }
+        job_result_free(&plain);
+    }
+}
+
 /* Evaluations compare with the reference too; that of the data that are trained, before a step, is the step's. */
 static void test_evaluations(void **state)
 {
@@ -144,6 +196,9 @@ static void test_refusals(void **state)
         {"loss_type: exo_pair\n", {"label_smoothing: found 0", "exo_pair"}},
         {"label_smoothing_factor: 0.1\n", {"label_smoothing_factor does not go with"}},
         {"neftune_noise_alpha: 5\n", {"neftune_noise_alpha does not go with"}},
+        {"response_template: \"A:\"\n", {"response_template does not go with"}},
+        {"roles_to_train: [assistant]\n", {"roles_to_train does not go with"}},
+        {"balance: tokens\n", {"balance: tokens", "does not go with objective: dpo"}},
         {"cpo_alpha: 0.5\n", {"cpo_alpha: found 0.5", "belongs to cpo"}},
         {"wrap_conversations: false\n",
          {"wrap_conversations: found false", "belongs to orpo, cpo"}},
@@ -165,7 +220,7 @@ static void test_refusals(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds), cmocka_unit_test(test_table),
                                        cmocka_unit_test(test_evaluations),
                                        cmocka_unit_test(test_refusals)};
     job_choose_backend(argc, argv);
