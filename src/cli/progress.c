@@ -268,7 +268,7 @@ static void put_experts(tsr_progress *p, const tsr_job_report *step)
     tsr_number_put(&p->text, step->aux_loss, 4);
 }
 
-/* Of pairs: how far chosen answers are ahead, and how many of them are. */
+/* Of preferences: the mean margin of rewards, and the share of pairs with a positive one. */
 static void put_preference(tsr_progress *p, const tsr_job_preference *preference)
 {
     const struct {

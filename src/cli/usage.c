@@ -488,7 +488,7 @@ static tsr_status take_directory(tsr_usage *usage, const command_row *row)
     return status;
 }
 
-/* As in TRL, whose command for each objective is a trainer of its own: the key that the name stands for; NULL: none. */
+/* TRL has a command for each objective; here it is train with this key. NULL: `name` is no objective. */
 static char *objective_key(const char *name)
 {
     static char keys[][16] = {"objective=dpo", "objective=orpo", "objective=cpo", "objective=kto"};

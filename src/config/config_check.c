@@ -324,21 +324,22 @@ static void check_data(const checker *c)
         check_best(c, evaluates && config->eval_strategy != TSR_CONFIG_EVERY_NO);
 }
 
-/* Micro-batches of unequal numbers of rows. */
+/* balance: tokens makes micro-batches of unequal numbers of rows. */
 static void check_balance(const checker *c)
 {
     const tsr_config *config = c->config;
     if (config->balance != TSR_CONFIG_BALANCE_TOKENS)
         return;
     if (config->packing)
-        tsr_config_error(c->errors, where_set(c, "balance", "packing"),
-                         "balance: tokens (%s) does not go with packing: true (%s), whose rows are "
-                         "as long as each other; leave one out",
-                         where(c, "balance"), where(c, "packing"));
+        tsr_config_error(
+            c->errors, where_set(c, "balance", "packing"),
+            "balance: tokens (%s) does not go with packing: true (%s), whose rows have "
+            "about the same length already; leave one out",
+            where(c, "balance"), where(c, "packing"));
     if (config->objective.kind != TSR_OBJECTIVE_SFT)
         tsr_config_error(c->errors, where_set(c, "balance", "objective"),
-                         "balance: tokens (%s) does not go with objective: %s (%s), whose loss is "
-                         "the mean over micro-batches of as many pairs",
+                         "balance: tokens (%s) does not go with objective: %s (%s), whose loss "
+                         "averages micro-batches of equal numbers of pairs; leave balance out",
                          where(c, "balance"), tsr_config_objective_name(config->objective.kind),
                          where(c, "objective"));
 }

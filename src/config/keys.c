@@ -282,8 +282,8 @@ static const tsr_key data_keys[] = {
      .initial = "false", .help = "steps of rows of nearly one length; nothing with packing"},
     {"balance", G, TSR_KEY_WORD, AT(balance), balance_words, .flags = TSR_KEY_RESULT,
      .initial = "rows",
-     .help = "what the micro-batches of a step have as much of as each other; tokens: rows are "
-             "dealt by their length, and the largest micro-batch needs less memory"},
+     .help = "what micro-batches of a step have equal amounts of; tokens: rows are assigned by "
+             "length, so that the largest micro-batch needs less memory"},
     {"data_seed", G, TSR_KEY_INT, AT(data_seed), .high = INT_TOP, .none = "null", .none_value = -1,
      .flags = TSR_KEY_RESULT, .initial = "null", .derived = "seed",
      .help = "seed of the data order, of packing and of validation_split"},

@@ -66,11 +66,10 @@ static void convert_adapter(tsr_peers_work *work, const tsr_config_entry *entry)
 static void convert_rl(tsr_peers_work *work, const tsr_config_entry *entry)
 {
     if (!tsr_peers_is_one_of(&entry->value, "false"))
-        tsr_peers_refuse(
-            work, entry, &entry->value,
-            "files of preferences are not translated in this version; write a job.yaml "
-            "with objective: dpo, orpo, cpo or kto (docs/objectives.md), or leave rl "
-            "out");
+        tsr_peers_refuse(work, entry, &entry->value,
+                         "preference training is not translated in this version; write a job.yaml "
+                         "with objective: dpo, orpo, cpo or kto (docs/objectives.md), or leave rl "
+                         "out");
 }
 
 /* Both: the union, which is all linear modules. */

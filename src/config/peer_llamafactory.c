@@ -49,7 +49,7 @@ static void convert_stage(tsr_peers_work *work, const tsr_config_entry *entry)
     if (!tsr_peers_is_one_of(&entry->value, "sft pt"))
         tsr_peers_refuse(
             work, entry, &entry->value,
-            "files of preferences and rewards are not translated in this version; write "
+            "training on preferences or rewards is not translated in this version; write "
             "a job.yaml with objective: dpo, orpo, cpo or kto (docs/objectives.md), or "
             "stage: sft (answers) or pt (texts)");
 }

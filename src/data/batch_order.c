@@ -55,8 +55,8 @@ static void group_by_length(int32_t *items, const tsr_order_source *source)
     items[longest] = item;
 }
 
-/* The longest sample to the micro-batch with the least tokens so far, of equal ones the first, and so on (Graham 1969): each gets
- * one at least. Inside a micro-batch they keep their order. */
+/* Longest processing time first (Graham 1969): samples by falling length, each to the micro-batch with the fewest tokens so far, the
+ * first of equal ones. No micro-batch stays empty. Within one, samples keep their order. */
 static void deal(int32_t *items, int32_t *first, int64_t count, int64_t micros,
                  const tsr_order_source *source)
 {

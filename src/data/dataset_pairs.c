@@ -1,5 +1,5 @@
 /*
- * dataset_pairs.c: the samples of KTO: single answers, each beside its prompt with the answer of another row.
+ * dataset_pairs.c: KTO's samples: an answer, and its prompt with the answer of another row.
  */
 #include "base/auto.h"
 #include "data/dataset_parts.h"

@@ -1,10 +1,10 @@
 /*
- * rows_pairs.c: rows of preferences: an answer that was chosen and one that was rejected, or one answer with a label.
+ * rows_pairs.c: rows of preferences: a chosen and a rejected answer, or one answer with a label.
  *
- * Tokens are those of TRL 1.16 (docs/objectives.md). DPO and KTO: prompt, and prompt with answer, are tokenized apart; the
- * prompt is what all renderings begin with, so that a token over the edge belongs to the answer. ORPO and CPO: without special
- * tokens, but with the beginning and the end of sequence around them, of conversations too unless the options say otherwise; at
- * most one token over the edge goes to the answer.
+ * Tokens are those of TRL 1.16 (docs/objectives.md). DPO and KTO tokenize the prompt alone and the prompt with each answer; the
+ * prompt's tokens are the longest beginning that these share, so a token that spans the boundary belongs to the answer. ORPO and
+ * CPO tokenize without special tokens and add bos and eos, to conversations too unless bare_conversations is set; at most one
+ * token at the boundary moves to the answer.
  */
 #include "data/rows_parts.h"
 #include "io/json.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a row has, once its prompt is known. */
+/* A row whose prompt is known. */
 typedef struct {
     tsr_row *row;
     const tsr_dataset_options *options;
@@ -28,7 +28,7 @@ static bool is_older(const pair_reader *r)
     return r->options->pairs == TSR_PAIRS_ORPO;
 }
 
-/* Strings one behind the other. */
+/* The prompt followed by the answer. */
 static tsr_status encode_text(const pair_reader *r, const char *prompt, const char *answer)
 {
     tsr_chat_row *chat = &r->row->chat;
@@ -42,7 +42,7 @@ static tsr_status encode_text(const pair_reader *r, const char *prompt, const ch
                                 chat->text.length, !is_older(r));
 }
 
-/* Messages one behind the other; without answer with the generation prompt. */
+/* The same for messages; without an answer, with the generation prompt. */
 static tsr_status encode_turns(const pair_reader *r, const json_t *answer)
 {
     const tsr_chat_training all = {0};
@@ -56,7 +56,7 @@ static tsr_status encode_turns(const pair_reader *r, const json_t *answer)
                   : tsr_chat_prompt(chat, r->options->chat, prepared, r->tools);
 }
 
-/* Into row->chat.tokens: the prompt, and with `answer` what follows it. */
+/* Into row->chat.tokens: the prompt, followed by `answer` if there is one. */
 static tsr_status render(const pair_reader *r, const json_t *answer)
 {
     tsr_status status = r->turns ? encode_turns(r, answer)
@@ -112,7 +112,7 @@ static int32_t bos_of(const tsr_tokenizer *tokenizer)
     return word ? tsr_tokenizer_id(tokenizer, word) : -1;
 }
 
-/* Adds a document, of which ids from `begin` on are trained; *at: where its answer begins. */
+/* Appends a document; *at: where its answer begins. */
 static tsr_status add_document(size_t *at, const pair_reader *r, const int32_t *ids, size_t count)
 {
     tsr_row *row = r->row;
@@ -138,7 +138,7 @@ static tsr_status add_document(size_t *at, const pair_reader *r, const int32_t *
     return TSR_OK;
 }
 
-/* What comes before `begin` of a document is not trained. */
+/* Labels a document from `begin` on. */
 static void train_from(tsr_row *row, size_t document, size_t begin)
 {
     size_t at = 0;
@@ -151,11 +151,12 @@ static void train_from(tsr_row *row, size_t document, size_t begin)
 static tsr_status no_answer(const pair_reader *r, const char *key)
 {
     return tsr_fail(
-        TSR_EDATA, "%s: \"%s\" has no token behind the prompt; an answer needs one, remove the row",
-        r->place, key);
+        TSR_EDATA,
+        "%s: \"%s\" has no token after the prompt; complete the answer or remove the row", r->place,
+        key);
 }
 
-/* An answer begins a turn: it does not go on with one. */
+/* An answer is a turn of its own: it does not continue one. */
 static tsr_status check_prompt(const pair_reader *r)
 {
     size_t count = r->turns ? json_array_size(r->prompt) : 0;
@@ -164,10 +165,11 @@ static tsr_status check_prompt(const pair_reader *r)
     const char *role = word ? tsr_chat_standard_role(word) : NULL;
     if (!role || strcmp(role, "assistant") != 0)
         return TSR_OK;
-    return tsr_fail(TSR_EDATA,
-                    "%s: the prompt ends with a message of the assistant, which answers cannot go "
-                    "on with in this version; begin the answers with it",
-                    r->place);
+    return tsr_fail(
+        TSR_EDATA,
+        "%s: the prompt ends with an assistant message, which an answer cannot continue in this "
+        "version; move that message into both answers",
+        r->place);
 }
 
 /* The documents of all answers, [count]. */
@@ -196,7 +198,7 @@ static tsr_status add_documents(const pair_reader *r, const json_t *const *answe
 
 /* ---- rows ---- */
 
-/* Strings all, or lists of messages all. */
+/* All are strings, or all are lists of messages. */
 static tsr_status check_kind(pair_reader *r, const json_t *value, const char *key)
 {
     bool turns = json_is_array(value);
@@ -204,11 +206,12 @@ static tsr_status check_kind(pair_reader *r, const json_t *value, const char *ke
         return tsr_fail(TSR_EDATA, "%s: \"%s\" is %s, expected a string or a list of messages",
                         r->place, key, tsr_json_kind(value));
     if (turns != (r->options->chat != NULL))
-        return tsr_fail(TSR_EDATA,
-                        "%s: \"%s\" is %s, but answers are %s in the first row; one data set has "
-                        "rows of one kind, and prompt and answers are of one kind too",
-                        r->place, key, tsr_json_kind(value),
-                        r->options->chat ? "lists of messages" : "strings");
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: \"%s\" is %s, but answers are %s in the first row; prompts and answers of a data "
+            "set must all be of one kind",
+            r->place, key, tsr_json_kind(value),
+            r->options->chat ? "lists of messages" : "strings");
     r->turns = turns;
     if (turns && !json_array_size(value))
         return tsr_fail(TSR_EDATA, "%s: \"%s\" is empty", r->place, key);
@@ -224,7 +227,8 @@ static size_t step_back(const char *text, size_t at)
     return at - from;
 }
 
-/* Where both texts differ, or the last character of the shorter one begins; a space before it belongs to the answers. */
+/* TRL's end of the prompt: where the texts differ, or the last character of the shorter one; a space before it goes to the
+ * answers. */
 static size_t find_split(const char *a, const char *b)
 {
     size_t length = strlen(a) < strlen(b) ? strlen(a) : strlen(b), n = 0;
@@ -238,7 +242,7 @@ static size_t find_split(const char *a, const char *b)
     return n > 0 && a[n - 1] == ' ' ? n - 1 : n;
 }
 
-/* Behind the last answer_begin in what both texts begin with. */
+/* The end of the last answer_begin before the texts differ. */
 static tsr_status find_mark(size_t *at, const pair_reader *r, const char *a, const char *b)
 {
     const char *mark = r->options->answer_begin;
@@ -254,12 +258,12 @@ static tsr_status find_mark(size_t *at, const pair_reader *r, const char *a, con
     json_auto_t *found = json_string(mark);
     return tsr_fail(
         TSR_EDATA,
-        "%s: what \"chosen\" and \"rejected\" begin with has no %s (answer_begin), behind "
-        "which answers begin; correct the row, or give it a \"prompt\"",
+        "%s: \"chosen\" and \"rejected\" have no %s (answer_begin) before they differ; correct the "
+        "row, or give it a \"prompt\"",
         r->place, tsr_json_show(show, found));
 }
 
-/* The prompt is what both answers begin with, or with answer_begin what ends with that. */
+/* Divides texts without a prompt: by answer_begin if it is set, else as TRL does. */
 static tsr_status split_text(json_t *parts[3], const pair_reader *r, const char *chosen,
                              const char *rejected)
 {
@@ -296,8 +300,8 @@ static tsr_status split_turns(json_t *parts[3], const pair_reader *r, const json
     if (!n)
         return tsr_fail(
             TSR_EDATA,
-            "%s: the first messages of \"chosen\" and \"rejected\" differ, or one has no "
-            "second; without a \"prompt\", both begin with it",
+            "%s: \"chosen\" and \"rejected\" do not begin with the same message, or one ends "
+            "with it; add a \"prompt\", or begin both with the same messages",
             r->place);
     parts[0] = slice(chosen, 0, n);
     parts[1] = slice(chosen, n, a);
@@ -306,7 +310,7 @@ static tsr_status split_turns(json_t *parts[3], const pair_reader *r, const json
                                             : tsr_fail(TSR_ENOMEM, "no memory for a row's prompt");
 }
 
-/* Of a row with a pair: prompt, chosen, rejected, the caller's. */
+/* The prompt, the chosen and the rejected answer of a pair; the caller owns them. */
 static tsr_status take_parts(json_t *parts[3], pair_reader *r, const json_t *object)
 {
     static const char *const keys[] = {"prompt", "chosen", "rejected"};
@@ -316,10 +320,10 @@ static tsr_status take_parts(json_t *parts[3], pair_reader *r, const json_t *obj
         TSR_TRY(check_kind(r, parts[i], keys[i]));
     }
     if (json_equal(parts[1], parts[2]))
-        return tsr_fail(TSR_EDATA,
-                        "%s: \"chosen\" and \"rejected\" are equal, and say nothing of a "
-                        "preference; remove the row",
-                        r->place);
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: \"chosen\" and \"rejected\" are equal, so the row shows no preference; remove it",
+            r->place);
     if (given)
         return TSR_OK;
     json_auto_t *chosen = parts[1], *rejected = parts[2];
@@ -367,10 +371,10 @@ tsr_status tsr_row_read_unpaired(tsr_row *row, const json_t *object,
         return tsr_fail(TSR_EDATA, "%s: \"label\" is %s, expected true (good) or false (bad)",
                         place, tsr_json_show(show, label));
     if (!r.prompt)
-        return tsr_fail(TSR_EDATA,
-                        "%s: the row has no \"prompt\", which a row of completion and "
-                        "label needs",
-                        place);
+        return tsr_fail(
+            TSR_EDATA,
+            "%s: the row has no \"prompt\"; a row with \"completion\" and \"label\" needs one",
+            place);
     TSR_TRY(check_kind(&r, r.prompt, "prompt"));
     TSR_TRY(check_kind(&r, answer, key));
     TSR_TRY(tsr_row_read_tools(&tools, object, place));
@@ -410,8 +414,8 @@ tsr_status tsr_row_read_preference_ids(tsr_row *row, const json_t *object,
     TSR_TRY(tsr_json_array(&rejected, object, "rejected_ids", place));
     if (json_equal(chosen, rejected))
         return tsr_fail(TSR_EDATA,
-                        "%s: \"chosen_ids\" and \"rejected_ids\" are equal, and say nothing of a "
-                        "preference; remove the row",
+                        "%s: \"chosen_ids\" and \"rejected_ids\" are equal, so the row shows no "
+                        "preference; remove it",
                         place);
     row->token_count = row->document_count = 0;
     TSR_TRY(add_ids(row, prompt, chosen, "chosen_ids", options, place));

@@ -1,10 +1,10 @@
 /*
- * preference.c: objectives over pairs of answers: the reference's log-probabilities, which are computed once, before the
- * first step, and what is reported of a step.
+ * preference.c: preference objectives: the reference's log-probabilities, computed once before the first step, and the metrics
+ * of a step.
  *
- * The reference is the model as the run begins: the base, or with init_adapter that adapter, as TRL has it; with ref_adapter:
- * base, and where an adapter is evaluated alone, the base without any. It is computed by the program of an evaluation, in the
- * order of the file, so that its bits do not depend on the number of ranks; checkpoints have it, for runs that go on.
+ * The reference is the model before step 1, as in TRL: the base, or the adapter of init_adapter. With ref_adapter: base, and when
+ * an adapter is evaluated, it is the base without an adapter. The program of an evaluation computes it in the order of the file,
+ * so its bits do not depend on the number of ranks. Checkpoints store it for resumed runs.
  */
 #include "base/auto.h"
 #include "job/parts.h"
@@ -126,12 +126,12 @@ static tsr_status run_rounds(tsr_job *job, tsr_batch *batch, tsr_micro_batch *mi
     return tsr_word_discards(job->word)
                ? tsr_fail(TSR_EDATA,
                           "%s: a log-probability of the reference is not finite; nothing was "
-                          "trained: look at the rows, or write dtype: float32",
+                          "trained; check the rows, or set dtype: float32",
                           tensor_names[which])
                : TSR_OK;
 }
 
-/* Each rank has those of its own micro-batches, and zeros, whose sum is exact. */
+/* A rank has the sums of its own micro-batches and zeros elsewhere, so adding the words of all ranks is exact. */
 static tsr_status share(tsr_job *job, int which)
 {
     uint64_t count = sums_of(job, which);

@@ -1,10 +1,10 @@
 /*
- * objective.cu: contract objective.h; reference objective_ref.c, whose formulas these are (objective_math.h), but for the order
- * of the sums over rows.
+ * objective.cu: contract objective.h; reference objective_ref.c. Both use objective_math.h; only the order of the sums over rows
+ * differs.
  *
- * objective   One block: a warp sums a part of a document, a thread makes a pair, one thread what is pooled, in the order of
- *             the pairs. A micro-batch of 8192 label rows is 64 KB read and 32 KB written, by one multiprocessor.
- * scale_rows  A block a row, in vectors where that goes.
+ * objective   One block: a warp per part of a document, a thread per pair, and one thread for what is pooled, in the order of
+ *             the pairs. A micro-batch of 8192 label rows is 64 KB read and 32 KB written by one multiprocessor.
+ * scale_rows  A block per row, in vectors if alignment allows.
  */
 #include "kernels/cuda.cuh"
 

@@ -1,20 +1,20 @@
 /*
- * kernels/objective.h: what a preference objective makes of the log-probabilities of a micro-batch's documents: its
- * loss, the gradient of each label row, and what is reported beside it.
+ * kernels/objective.h: from the log-probabilities of a micro-batch's documents to the loss of a preference objective, the
+ * weight of each label row's gradient, and the metrics.
  *
- * Documents come in twos: chosen and rejected; for KTO the row's own and its prompt with another row's completion. The
- * label rows of a document are in up to three parts, in this order: those of its prompt, of the completion, and of the
- * completion beyond the length of the pair's shorter one, where that makes a difference (ld_alpha). With L the sum of log p
- * over the two latter parts (the last times ld_alpha), n the rows in them, c and r for the two, a = L(c) - Lref(c) and
- * b = L(r) - Lref(r), the losses are those of TRL 1.16 (docs/objectives.md has each formula).
+ * Documents come in pairs: chosen and rejected; for KTO the row's own document and its prompt with another row's completion. A
+ * document's label rows are in up to three parts, in this order: the prompt, the completion, and the completion beyond the length
+ * of the pair's shorter one, which is separate only with ld_alpha. L is the sum of log p over the last two parts, the last one
+ * times ld_alpha; n is their number of rows; c and r stand for chosen and rejected; a = L(c) - Lref(c) and b = L(r) - Lref(r).
+ * The losses are those of TRL 1.16; docs/objectives.md has each formula.
  *
  *     sums[p]   = - sum of nll over the rows of part p, in fp64, in a fixed order
- *     q(y)      = the mean over the completion's rows of log p - log sum p^2: with weighting a pair's loss is multiplied by
- *                 exp(q(c) + q(r)), which has no gradient
+ *     q(y)      = mean over the completion's rows of log p - log sum p^2; with weighting a pair's loss is multiplied by
+ *                 exp(q(c) + q(r)), which is not differentiated
  *     *loss    += RN(2^32 * loss), loss the mean over the micro-batch's pairs
  *     weight[i] = scale * d loss / d nll[i]
  *
- * Cost     8 bytes a label row read, 4 written; a few transcendental functions a pair.
+ * Cost     8 bytes read and 4 written per label row; a few transcendental functions per pair.
  */
 #ifndef TSR_KERNELS_OBJECTIVE_H
 #define TSR_KERNELS_OBJECTIVE_H
@@ -61,10 +61,10 @@ typedef enum {
 
 #define TSR_PREFER_LOSSES 8 /* of one objective at most */
 
-/* What TRL's keys of these names say. */
+/* TRL's keys of these names. */
 typedef struct {
     tsr_objective_kind kind;
-    int count; /* of losses: 1 but for DPO */
+    int count; /* of losses; more than 1 for DPO only */
     tsr_prefer loss[TSR_PREFER_LOSSES];
     double loss_weight[TSR_PREFER_LOSSES];
     double beta, label_smoothing;
@@ -77,15 +77,15 @@ typedef struct {
     double desirable_weight, undesirable_weight;
 } tsr_objective;
 
-/* Sums over a document's completion, of what is reported of its tokens. */
+/* Sums over a document's completion, for metrics. */
 enum { TSR_DOCUMENT_ENTROPY, TSR_DOCUMENT_CORRECT, TSR_DOCUMENT_LOGIT, TSR_OF_DOCUMENT };
 
-#define TSR_PREFERENCE_OF_PAIR 7 /* numbers that are kept of a pair: objective_math.h */
+#define TSR_PREFERENCE_OF_PAIR 7 /* numbers per pair: objective_math.h */
 
 enum { TSR_PART_PROMPT, TSR_PART_COMPLETION, TSR_PART_BEYOND, TSR_PARTS };
 
-/* Sums over the micro-batches of a step of what each has of it, each rounded to TSR_LOSS_SHIFT; those that end in _IN count
- * the micro-batches that have it (KTO's may lack chosen or rejected rows). */
+/* Sums over the micro-batches of a step, each term rounded to TSR_LOSS_SHIFT. Those that end in _IN count the micro-batches that
+ * have such rows (KTO's may lack chosen or rejected ones). */
 typedef enum {
     TSR_PREFERENCE_REWARD_CHOSEN, /* means: beta a; of ORPO and CPO beta times what logps is of */
     TSR_PREFERENCE_REWARD_REJECTED,
@@ -108,7 +108,7 @@ typedef enum {
 } tsr_preference_word;
 
 typedef struct {
-    const tsr_objective *objective; /* on the host; not looked at when weight is NULL */
+    const tsr_objective *objective; /* on the host; unused if weight is NULL */
     int64_t rows, documents;        /* label rows; documents is even */
     const double *nll;              /* [rows], -log p of each label */
     const int32_t *part;     /* [TSR_PARTS documents + 1]: the first row of each part, then rows */
@@ -124,7 +124,7 @@ typedef struct {
     int64_t *words;         /* [TSR_PREFERENCE_WORDS], added to */
 } tsr_objective_args;
 
-/* Sums, what the loss gives each of them, what is reported of each pair, and how sure the model is of each document. */
+/* Doubles in args.sums: sums, their gradients, each pair's and document's numbers, and q. */
 static inline int64_t tsr_objective_doubles(int64_t documents)
 {
     return (2 * TSR_PARTS + 1 + TSR_OF_DOCUMENT) * documents +

@@ -20,7 +20,7 @@
 #define TSR_PREFER_INLINE static inline
 #endif
 
-/* A micro-batch; `o` is the objective, where the math runs. */
+/* A micro-batch; `o` is readable where the math runs. */
 typedef struct {
     const tsr_objective *o;
     const int32_t *part;
@@ -39,7 +39,7 @@ typedef struct {
     double shift;       /* KTO's z */
 } tsr_prefer_pool;
 
-/* Of one pair: numbers to be summed in the order of the pairs. */
+/* Numbers of one pair, summed later in the order of the pairs. */
 typedef enum {
     TSR_OF_PAIR_LOSS,
     TSR_OF_PAIR_REWARD_CHOSEN,
@@ -356,7 +356,7 @@ TSR_PREFER_INLINE double tsr_pair_confidence(const tsr_prefer_batch *b, int64_t 
     return b->confidence ? exp(b->confidence[2 * pair] + b->confidence[2 * pair + 1]) : 1;
 }
 
-/* What the loss gives the sums of a document: `by` of L, and of the chosen ones' plain sums `plain`. */
+/* The gradient of a document's sums: `by` with respect to L, `plain` with respect to the unweighted sum of log p. */
 TSR_PREFER_INLINE void tsr_put_weights(double *weights, const tsr_prefer_batch *b, int64_t document,
                                        double by, double plain, bool prompt)
 {
@@ -394,7 +394,7 @@ TSR_PREFER_INLINE void tsr_dpo_pair(double *of, double *weights, const tsr_prefe
     of[TSR_OF_PAIR_REWARD_REJECTED] = o->beta * tsr_log_ratio(b, r);
 }
 
-/* What is reported without a reference. */
+/* Metrics of objectives without a reference. */
 TSR_PREFER_INLINE void tsr_put_logps(double *of, const tsr_objective *o, double chosen,
                                      double rejected)
 {
@@ -484,8 +484,8 @@ TSR_PREFER_INLINE void tsr_kto_pair(double *of, double *weights, const tsr_prefe
     of[TSR_OF_PAIR_ODDS] = good;
 }
 
-/* What is kept of a pair, [TSR_PREFERENCE_OF_PAIR], and what the micro-batch's loss gives the sums of its documents, in
- * weights, [TSR_PARTS documents]. */
+/* of [TSR_PREFERENCE_OF_PAIR]: the pair's numbers. weights [TSR_PARTS documents]: the gradient of the micro-batch's loss with respect to
+ * the sums of its documents. */
 TSR_PREFER_INLINE void tsr_prefer_pair(double *of, double *weights, const tsr_prefer_batch *b,
                                        const tsr_prefer_pool *pool, int64_t pair)
 {
@@ -547,8 +547,8 @@ TSR_PREFER_INLINE void tsr_token_words(double *word, const tsr_prefer_batch *b)
     word[TSR_PREFERENCE_LOGIT_REJECTED] = rows[1] > 0 ? logit[1] / rows[1] : 0;
 }
 
-/* The words of a micro-batch, and behind them its loss, [TSR_PREFERENCE_WORDS + 1]: means; those of classes that are not there
- * are 0. `of`: all pairs'. */
+/* The words of a micro-batch followed by its loss, [TSR_PREFERENCE_WORDS + 1]: means, 0 for a class without rows. `of`: the numbers
+ * of all pairs. */
 TSR_PREFER_INLINE void tsr_prefer_words(double *word, const tsr_prefer_batch *b,
                                         const tsr_prefer_pool *pool, const double *of)
 {
@@ -590,7 +590,7 @@ TSR_PREFER_INLINE void tsr_prefer_words(double *word, const tsr_prefer_batch *b,
     word[TSR_PREFERENCE_BOTH_IN] = chosen > 0 && rejected > 0;
 }
 
-/* Adds a micro-batch's words and loss. False: one of them is not finite or too large; nothing is added, and that is noted. */
+/* Adds a micro-batch's words and loss. False if one of them is not finite or too large: then only loss_overflow is set. */
 TSR_PREFER_INLINE bool tsr_prefer_add(const tsr_objective_args *a, const double *word)
 {
     bool fine = true;

@@ -100,7 +100,7 @@ static void take_tokens(double *out, const tsr_objective_args *args)
     }
 }
 
-/* Each row as the sum of its part: d loss / d nll is the other way round. All 0 where the loss is no number. */
+/* A row has the weight of its part, negated because nll is -log p; 0 if the loss is not finite. */
 static void weigh_rows(const tsr_objective_args *args, const double *weights, bool fine)
 {
     for (int64_t p = 0; p < TSR_PARTS * args->documents; p++)

@@ -1,6 +1,6 @@
 /*
- * model/preference.c: an objective other than the mean over labels. The head leaves each label's nll and, unweighted, the
- * gradient of its row; what a row weighs follows from the sums of the documents.
+ * model/preference.c: preference objectives. The head computes each label's nll and the unweighted gradient of its row; the
+ * objective turns sums over documents into one weight per row, so the logits are computed once.
  */
 #include "model/model_parts.h"
 

@@ -281,7 +281,7 @@ static json_t *json_pieces(const tsr_data_figures *f, const tsr_sample *s, bool 
     return list;
 }
 
-/* What they are; null: a document like any other. */
+/* "chosen", "rejected", "good" or "bad"; null: a document of sft. */
 static json_t *json_documents(const tsr_data_figures *f, const tsr_sample *s, bool *failed)
 {
     json_t *list = json_array();
