@@ -138,6 +138,15 @@ static __device__ __forceinline__ float tsr_warp_sum(float value)
     return value;
 }
 
+/* The same in fp64. */
+static __device__ __forceinline__ double tsr_warp_sum_double(double value)
+{
+#pragma unroll
+    for (int offset = TSR_WARP / 2; offset; offset /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+}
+
 /* blockDim.x is a multiple of 32, at most 1024; `shared` has 33 floats. Ends with a barrier, so that
  * it may be called again at once. */
 static __device__ __forceinline__ float tsr_block_sum(float value, float *shared)

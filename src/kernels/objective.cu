@@ -18,14 +18,6 @@ typedef struct {
     tsr_objective_args args; /* its objective is the host's */
 } objective_args;
 
-static __device__ __forceinline__ double warp_sum(double value)
-{
-#pragma unroll
-    for (int offset = TSR_WARP / 2; offset; offset /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, offset);
-    return value;
-}
-
 static __device__ void sum_parts(const tsr_objective_args *a)
 {
     int lane = threadIdx.x % TSR_WARP;
@@ -34,7 +26,7 @@ static __device__ void sum_parts(const tsr_objective_args *a)
         double sum = 0;
         for (int32_t i = a->part[p] + lane; i < a->part[p + 1]; i += TSR_WARP)
             sum -= a->nll[i];
-        sum = warp_sum(sum);
+        sum = tsr_warp_sum_double(sum);
         if (lane == 0)
             a->sums[p] = sum;
     }
@@ -49,7 +41,7 @@ static __device__ void take_confidence(double *out, const tsr_objective_args *a)
         double sum = 0;
         for (int32_t i = part[TSR_PART_COMPLETION] + lane; i < part[TSR_PARTS]; i += TSR_WARP)
             sum -= a->nll[i] + (double)a->log_squares[i];
-        sum = warp_sum(sum);
+        sum = tsr_warp_sum_double(sum);
         if (lane == 0)
             out[d] = sum / (double)(part[TSR_PARTS] - part[TSR_PART_COMPLETION]);
     }
@@ -60,7 +52,7 @@ static __device__ double sum_rows(const float *values, int32_t first, int32_t en
     double sum = 0;
     for (int32_t i = first + (int32_t)(threadIdx.x % TSR_WARP); i < end && values; i += TSR_WARP)
         sum += (double)values[i];
-    return warp_sum(sum);
+    return tsr_warp_sum_double(sum);
 }
 
 /* As take_tokens of objective_ref.c. */

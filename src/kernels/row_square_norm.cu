@@ -14,14 +14,6 @@
 #define WARPS   (THREADS / TSR_WARP)
 #define TURNS   4
 
-static __device__ __forceinline__ double warp_sum(double value)
-{
-#pragma unroll
-    for (int offset = TSR_WARP / 2; offset; offset /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, offset);
-    return value;
-}
-
 static __device__ __forceinline__ void add_squares(double *even, double *odd, tsr_raw8 raw,
                                                    tsr_dtype dtype)
 {
@@ -55,7 +47,7 @@ square_norms(const tsr_row_square_norm_args *a, const int64_t *groups, tsr_dtype
             if (group + turn * THREADS < *groups)
                 add_squares(&even, &odd, raw[turn], dtype);
     }
-    double sum = warp_sum(even + odd);
+    double sum = tsr_warp_sum_double(even + odd);
     if (threadIdx.x % TSR_WARP == 0)
         part[threadIdx.x / TSR_WARP] = sum;
     __syncthreads();
