@@ -1,5 +1,5 @@
 /* Rows to samples: formats, labels, truncation, and every broken row that must be named. */
-#include "support/scratch.h"
+#include "data/tiny_llama.h"
 
 #include "base/log.h"
 #include "base/text.h"
@@ -9,27 +9,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-static tsr_tokenizer *tokenizer;
-static tsr_chat *chat;
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama", false),
-                     TSR_OK);
-    return tsr_chat_create(&chat, tokenizer, NULL);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tsr_chat_destroy(chat);
-    tsr_tokenizer_destroy(tokenizer);
-    scratch_remove();
-    return 0;
-}
 
 static tsr_status load_with(tsr_dataset **out, const char *text, tsr_dataset_options options)
 {

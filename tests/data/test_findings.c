@@ -1,5 +1,5 @@
 /* What is said about rows that are kept: keys that are not read, turns without words, what a template leaves out. */
-#include "support/scratch.h"
+#include "data/tiny_llama.h"
 
 #include "base/log.h"
 #include "base/text.h"
@@ -7,27 +7,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-static tsr_tokenizer *tokenizer;
-static tsr_chat *chat;
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama", false),
-                     TSR_OK);
-    return tsr_chat_create(&chat, tokenizer, NULL);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tsr_chat_destroy(chat);
-    tsr_tokenizer_destroy(tokenizer);
-    scratch_remove();
-    return 0;
-}
 
 static tsr_status load_with(tsr_dataset **out, const char *text, tsr_dataset_options options)
 {

@@ -2,7 +2,7 @@
  * Rows of preferences: tokens as TRL 1.16 has them (tests/golden/objectives/tokens), documents cut and rows dropped by
  * max_length, the two keys that depart from TRL, KTO's mismatched documents, the parts of micro-batches, and every broken row that must be named.
  */
-#include "support/scratch.h"
+#include "data/tiny_llama.h"
 
 #include "base/text.h"
 #include "data/batch.h"
@@ -13,27 +13,6 @@
 #include <string.h>
 
 #define OBJECTIVES TSR_SOURCE_DIR "/tests/golden/objectives/"
-
-static tsr_tokenizer *tokenizer;
-static tsr_chat *chat;
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama", false),
-                     TSR_OK);
-    return tsr_chat_create(&chat, tokenizer, NULL);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tsr_chat_destroy(chat);
-    tsr_tokenizer_destroy(tokenizer);
-    scratch_remove();
-    return 0;
-}
 
 /* What the first row says of the kind of all; options: what is left to say. */
 static tsr_status load_file(tsr_dataset **out, const char *path, tsr_dataset_options options)
