@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct tsr_batch {
     tsr_batch_options options;
@@ -439,6 +440,13 @@ tsr_status tsr_batch_step(tsr_batch *batch, int64_t step, tsr_batch_step_info *i
     return TSR_OK;
 }
 
+static bool is_tie(const tsr_sample *pair)
+{
+    return pair->lengths[0] == pair->lengths[1] &&
+           !memcmp(pair->ids, pair->ids + pair->lengths[0],
+                   (size_t)pair->lengths[0] * sizeof *pair->ids);
+}
+
 /* Where the parts of the last two documents begin, whose label rows are from `first` on. */
 static void append_parts(tsr_micro_batch *out, const tsr_batch *batch, const tsr_sample *sample,
                          int32_t first)
@@ -454,7 +462,8 @@ static void append_parts(tsr_micro_batch *out, const tsr_batch *batch, const tsr
         first = part[1] + labels[d];
     }
     *part = first;
-    out->desirable[out->document_count / 2 - 1] = sample->desirable;
+    out->desirable[out->document_count / 2 - 1] =
+        batch->options.marks_ties ? is_tie(sample) : sample->desirable;
 }
 
 /* One sample behind what *out holds so far. */

@@ -41,6 +41,7 @@ typedef struct {
     tsr_pairs pairs; /* samples have two documents, and micro-batches say where their parts begin */
     bool whole_chosen; /* of a pair the first document's prompt is trained too */
     bool split_beyond; /* what an answer has beyond the pair's shorter one is a part of its own */
+    bool marks_ties;   /* pairs of the same tokens are marked in `desirable` */
 } tsr_batch_options;
 
 /* One of the listed shapes that token and label-row counts are rounded up to. */
@@ -99,7 +100,7 @@ typedef struct {
     int64_t *sample;         /* [documents] index in the dataset: what dropout is keyed by */
     int32_t *first_position; /* [documents] of the document in its sample: dropout's position */
     /* Of pairs (kernels/objective.h): the first label row of the prompt, of the answer and of what is beyond, of each document,
-     * [3 documents + 1], and KTO's labels, [documents / 2]. */
+     * [3 documents + 1], and [documents / 2] KTO's labels, or with marks_ties 1 where both documents are the same. */
     int32_t *part, *desirable;
     void *memory; /* private */
 } tsr_micro_batch;

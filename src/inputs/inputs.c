@@ -383,6 +383,7 @@ static void set_pairs(tsr_batch_options *options, const tsr_config *config)
 {
     options->pairs = tsr_inputs_pairs(config);
     options->whole_chosen = config->objective.kind == TSR_OBJECTIVE_ORPO;
+    options->marks_ties = config->objective.kind != TSR_OBJECTIVE_KTO;
     options->split_beyond =
         config->objective.kind == TSR_OBJECTIVE_DPO && config->objective.ld_alpha < 1;
 }

@@ -113,7 +113,9 @@ typedef struct {
     const double *nll;              /* [rows], -log p of each label */
     const int32_t *part;     /* [TSR_PARTS documents + 1]: the first row of each part, then rows */
     const double *reference; /* [TSR_PARTS documents], sums as below of the reference; NULL: none */
-    const int32_t *desirable; /* [documents / 2], 0 or 1; KTO's */
+    const int32_t *
+        desirable; /* [documents / 2], 0 or 1: KTO's label; else whether the pair is of the same tokens, a tie
+                                 whatever rounding makes of it. NULL: none is (never of KTO) */
     const float *log_squares; /* [rows], log of the sum of all p^2 (head.h); for weighting */
     const float *row_entropy, *row_correct, *row_logit; /* [rows] of head.h; NULL: not reported */
     double *sums;  /* [tsr_objective_doubles(documents)]: first the sums, [TSR_PARTS documents] */

@@ -569,8 +569,9 @@ TSR_PREFER_INLINE void tsr_prefer_words(double *word, const tsr_prefer_batch *b,
             word[TSR_PREFERENCE_REWARD_REJECTED] += of[TSR_OF_PAIR_REWARD_REJECTED];
             word[TSR_PREFERENCE_LOGP_REJECTED] += of[TSR_OF_PAIR_LOGP_REJECTED];
         }
-        word[TSR_PREFERENCE_ACCURACY] +=
-            (of[TSR_OF_PAIR_REWARD_CHOSEN] > of[TSR_OF_PAIR_REWARD_REJECTED]) / pairs;
+        bool tie = !kto && b->desirable && b->desirable[i];
+        bool right = of[TSR_OF_PAIR_REWARD_CHOSEN] > of[TSR_OF_PAIR_REWARD_REJECTED] && !tie;
+        word[TSR_PREFERENCE_ACCURACY] += right / pairs;
         word[TSR_PREFERENCE_LOG_ODDS_RATIO] += of[TSR_OF_PAIR_ODDS] / pairs;
         word[TSR_PREFERENCE_LOG_ODDS_CHOSEN] += of[TSR_OF_PAIR_LOG_ODDS] / pairs;
     }

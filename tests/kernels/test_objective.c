@@ -173,6 +173,25 @@ static void test_extremes(void **state)
     }
 }
 
+/* Pairs of the same tokens count as wrong, whichever reward is larger by rounding. */
+static void test_ties(void **state)
+{
+    (void)state;
+    objective_run r;
+    objective_begin(&r, &objective_cases[0], 6, 1);
+    for (int tied = 0; tied < 2; tied++) {
+        for (int i = 0; i < 3; i++) {
+            r.desirable[i] = tied;
+            r.reference[TSR_PARTS * 2 * i + TSR_PART_COMPLETION] = -100;
+        }
+        memset(r.words, 0, sizeof r.words);
+        loss_of(&r);
+        assert_true(fabs(ldexp((double)r.words[TSR_PREFERENCE_ACCURACY], -TSR_LOSS_SHIFT) - !tied) <
+                    1e-8);
+    }
+    objective_end(&r);
+}
+
 /* An answer that is predicted with certainty, and nearly so. */
 static void test_certain(void **state)
 {
@@ -243,10 +262,11 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slopes),     cmocka_unit_test(test_weighting),
-        cmocka_unit_test(test_sums),       cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_extremes),   cmocka_unit_test(test_certain),
-        cmocka_unit_test(test_scale_rows), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_slopes),   cmocka_unit_test(test_weighting),
+        cmocka_unit_test(test_sums),     cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_ties),     cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_certain),  cmocka_unit_test(test_scale_rows),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }
