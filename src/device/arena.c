@@ -167,6 +167,11 @@ tsr_status tsr_arena_take(void **out, tsr_arena *arena, const char *name, uint64
     return TSR_OK;
 }
 
+void tsr_arena_rewind(tsr_arena *arena)
+{
+    arena->used = 0;
+}
+
 uint64_t tsr_arena_high_water(const tsr_arena *arena)
 {
     return arena->used;

@@ -169,6 +169,9 @@ void tsr_arena_destroy(tsr_arena *arena);
  * NULL. A buffer that does not fit is TSR_EINTERNAL and names what the plan had left. */
 tsr_status tsr_arena_take(void **out, tsr_arena *arena, const char *name, uint64_t bytes);
 
+/* What was taken may be taken again, for whoever uses the memory in turns with the first. */
+void tsr_arena_rewind(tsr_arena *arena);
+
 /* Bytes taken so far, each buffer rounded up to TSR_ALIGNMENT. */
 uint64_t tsr_arena_high_water(const tsr_arena *arena);
 uint64_t tsr_arena_bytes(const tsr_arena *arena);

@@ -545,10 +545,6 @@ static tsr_status take_shared(const walk *w, tsr_activations *out)
                           w->d));
     TSR_TRY(take(w, &nll, "head nll", "of each label: its loss", (tsr_array){TSR_F64, w->rows, 1}));
     out->nll = nll;
-    if (w->options->sums_rows)
-        TSR_TRY(take_floats(w, &out->row_parts, "head row sums",
-                            "the mean row of the output matrix, and what it is summed from",
-                            TSR_HEAD_PARTS + 1, w->d));
     return TSR_OK;
 }
 

@@ -44,9 +44,7 @@ typedef struct {
     int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
     bool train; /* false: evaluation only */
     bool dropout;
-    bool
-        sums_rows; /* the head's mean row is wanted: labels are smoothed, or mean logits reported */
-    bool atomics;  /* of attention, as in tsr_attention_bounds */
+    bool atomics; /* of attention, as in tsr_attention_bounds */
     int wider;
 } tsr_activation_options;
 
@@ -103,9 +101,7 @@ typedef struct {
         void *workspace;
         uint64_t workspace_bytes;
     } head;
-    double *nll; /* [R] */
-    float *
-        row_parts; /* of the head's sums (kernels/head.h), and behind them mean_row; NULL: not wanted */
+    double *nll;                                                  /* [R] */
     float *norm_partials, *norm_u, *norm_gram, *norm_b, *norm_bg; /* of the DoRA norm */
 } tsr_activations;
 

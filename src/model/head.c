@@ -29,7 +29,7 @@ static tsr_head_state state_of(const tsr_model *model)
         state.acc = state.wy = NULL;
     state.squares = model->preference.squares;
     if (!model->mean_row_known)
-        state.row_parts = model->activations.row_parts;
+        state.row_parts = model->row_parts;
     return state;
 }
 
@@ -71,7 +71,7 @@ static tsr_status finish(tsr_model *model)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
-    float *mean_row = a->row_parts ? a->row_parts + TSR_HEAD_PARTS * width(model) : NULL;
+    float *mean_row = model->row_parts ? model->row_parts + TSR_HEAD_PARTS * width(model) : NULL;
     uint64_t vocabulary = model->options.layout->config.vocab_size;
     tsr_head_state state = state_of(model);
     bool weighed = model->options.objective != NULL;

@@ -125,11 +125,17 @@ static inline uint64_t tsr_layout_stack_granules(const tsr_layout_stack *stack)
     return (tsr_layout_stack_elements(stack) + TSR_NF4_GRANULE - 1) / TSR_NF4_GRANULE;
 }
 
-/* Nested scales of one matrix. */
+/* Nested scales of a matrix of so many elements. */
+static inline uint64_t tsr_layout_nested_scales(uint64_t elements)
+{
+    uint64_t blocks = (elements + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
+    return (blocks + TSR_NF4_NESTED_BLOCK - 1) / TSR_NF4_NESTED_BLOCK;
+}
+
+/* Of one matrix of a stack. */
 static inline uint64_t tsr_layout_stack_nested(const tsr_layout_stack *stack)
 {
-    uint64_t blocks = (tsr_layout_stack_elements(stack) + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
-    return (blocks + TSR_NF4_NESTED_BLOCK - 1) / TSR_NF4_NESTED_BLOCK;
+    return tsr_layout_nested_scales(tsr_layout_stack_elements(stack));
 }
 
 typedef struct {

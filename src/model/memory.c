@@ -47,11 +47,9 @@ static tsr_status walk_unit(unit_state *state, const tsr_model_options *options,
         norm_vectors *norm = state ? &state->norm[i] : NULL;
         nested_state *nested = state ? &state->nested[i] : NULL;
         if (linear->quantized && linear->nested) {
-            uint64_t blocks = (linear->out * linear->in + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
-            uint64_t count = (blocks + TSR_NF4_NESTED_BLOCK - 1) / TSR_NF4_NESTED_BLOCK;
             TSR_TRY(take_floats(nested ? &nested->nested_absmax : NULL, device, user, linear->path,
                                 " nested absmax", "double quantization: scales of the scales",
-                                count, 1));
+                                tsr_layout_nested_scales(linear->out * linear->in), 1));
             TSR_TRY(take_floats(nested ? &nested->nested_map : NULL, device, user, linear->path,
                                 " nested map", "double quantization: the 256 values of a scale",
                                 256, 1));
@@ -107,8 +105,6 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .fp8 = options->fp8,
                                     .train = options->train,
                                     .dropout = options->train && options->dropout > 0,
-                                    .sums_rows = options->label_smoothing > 0 ||
-                                                 tsr_model_reports_logits(options),
                                     .atomics = options->atomics,
                                     .wider = options->wider};
 }
@@ -248,10 +244,18 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
         if (model)
             model->stage[i].host = address;
     }
+    if (options->label_smoothing > 0 || tsr_model_reports_logits(options))
+        TSR_TRY(take_floats(model ? &model->row_parts : NULL, device, user, "head", " row sums",
+                            "the mean row of the output matrix, and what it is summed from",
+                            TSR_HEAD_PARTS + 1, layout->config.hidden_size));
     TSR_TRY(walk_rows(model, options, device, user));
     TSR_TRY(walk_routers(model, options, device, user));
-    if (options->objective)
-        TSR_TRY(tsr_model_walk_preference(model, options, device, user));
+    return options->objective ? tsr_model_walk_preference(model, options, device, user) : TSR_OK;
+}
+
+tsr_status tsr_model_walk_scratch(tsr_model *model, const tsr_model_options *options,
+                                  tsr_take_buffer *device, tsr_take_buffer *host, void *user)
+{
     TSR_TRY(walk_saved(model, options, host, user));
     tsr_activation_options activation = tsr_model_activation(options);
     if (!model)

@@ -95,8 +95,11 @@ uint64_t tsr_model_kept_bytes(const tsr_model_options *options, int layer);
  * (staging) through `host`. With `model` NULL they are only told. */
 tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                           tsr_take_buffer *device, tsr_take_buffer *host, void *user);
+/* The rest, next: what is in these buffers lasts for a micro-batch at most. */
+tsr_status tsr_model_walk_scratch(tsr_model *model, const tsr_model_options *options,
+                                  tsr_take_buffer *device, tsr_take_buffer *host, void *user);
 
-/* The same options as in the walk. The caller owns *out; memory comes from tsr_model_walk, called
+/* The same options as in the walks. The caller owns *out; memory comes from the walks, called
  * next. */
 tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options);
 void tsr_model_destroy(tsr_model *model);
@@ -111,6 +114,10 @@ typedef struct {
  * the constant tables. */
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
                            const tsr_host_tables *tables, tsr_model_sums sums);
+
+/* After the start, instead of tsr_model_load_unit: what a model keeps of its base beside the gathered parts, as `from` has it,
+ * a model of the same base on the same device. */
+tsr_status tsr_model_take_base(tsr_model *model, const tsr_model *from);
 
 /* A shape that micro-batches come in. */
 typedef struct {

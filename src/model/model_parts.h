@@ -98,7 +98,9 @@ struct tsr_model {
     tsr_layer_input carried;                /* what the layer below left */
     tsr_fp8_rows made8[TSR_BLOCK_MATRICES]; /* of the backward at work */
     bool fresh;
-    bool mean_row_known; /* of the head, where labels are smoothed: from the first micro-batch on */
+    /* Of the head's sums (kernels/head.h), and behind them mean_row, known from the first micro-batch on; NULL: not wanted. */
+    float *row_parts;
+    bool mean_row_known;
 };
 
 /* The options of the activations of a model. */

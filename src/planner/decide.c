@@ -72,6 +72,10 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
 {
     TSR_TRY(tsr_store_walk(&decision->store, taker));
     TSR_TRY(tsr_model_walk(model, &decision->model, tsr_taker_device, tsr_taker_host, taker));
+    taker->use = TSR_BUFFER_SCRATCH;
+    TSR_TRY(
+        tsr_model_walk_scratch(model, &decision->model, tsr_taker_device, tsr_taker_host, taker));
+    taker->use = TSR_BUFFER_OWN;
     return walk_run(decision, view, taker, inputs, buffers);
 }
 
@@ -103,6 +107,11 @@ static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                                      [TSR_CONFIG_OFFLOAD_SHARDED] = TSR_HOME_HOST_SHARDED,
                                      [TSR_CONFIG_OFFLOAD_FULL] = TSR_HOME_HOST_FULL};
     int64_t units = inputs->layout.plan_unit_count;
+    if (d->room.base) {
+        memcpy(d->home, d->room.base->home, (size_t)units * sizeof *d->home);
+        d->resident_count = d->room.base->resident_count;
+        return;
+    }
     d->resident_count = 0;
     for (int64_t i = 0; i < units; i++) {
         /* Evenly spread: while a resident unit computes, the others' copies catch up. */
@@ -387,12 +396,18 @@ uint64_t tsr_room_most(const tsr_room *room)
     return tsr_room_held(room) ? room->free : room->total;
 }
 
-static uint64_t budget_of(const tsr_config *config, const tsr_room *room)
+uint64_t tsr_room_budget(const tsr_config *config, const tsr_room *room)
 {
     uint64_t most = tsr_room_most(room);
     if (!config->memory_budget)
         return room->free;
     return config->memory_budget < most ? config->memory_budget : most;
+}
+
+static uint64_t budget_of(const tsr_config *config, const tsr_room *room)
+{
+    uint64_t all = tsr_room_budget(config, room);
+    return all > room->others ? all - room->others : 0;
 }
 
 /* With everything kept, to see what that and what less costs. */
@@ -441,7 +456,7 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
  * fewer free bytes hardly ever make another plan. */
 static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inputs)
 {
-    if (d->budget == inputs->config.memory_budget)
+    if (d->budget + d->room.others == inputs->config.memory_budget)
         return d->budget;
     if (!inputs->cuda || d->budget == TSR_BUDGET_UNKNOWN)
         return 0;
@@ -518,7 +533,8 @@ static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c
     const tsr_inputs *inputs = k->inputs;
     int64_t low = 0, high = inputs->layout.plan_unit_count;
     uint64_t room = room_for_residents(d, inputs);
-    if (inputs->config.resident_units >= 0 || !moves(d, c) || tsr_decide_bytes(d) > room)
+    if (inputs->config.resident_units >= 0 || !moves(d, c) || d->room.base ||
+        tsr_decide_bytes(d) > room)
         return use_room(d, k, c);
     while (low < high) {
         c->resident = (low + high + 1) / 2;
@@ -629,6 +645,8 @@ static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
     k->best_index = -1;
     if (!d->train) /* there is nothing to move */
         allowed.activations = allowed.state = TSR_CONFIG_CHOICE_NO;
+    if (d->room.base)
+        allowed.offload = TSR_CONFIG_OFFLOAD_NONE;
     for (int i = 0; i < TSR_WAYS; i++) {
         bool idle = !tsr_decide_way(&c, i, &allowed);
         for (int less = 0; less < i; less++)

@@ -26,9 +26,11 @@ typedef struct {
 
 /* The device memory of one rank; of the ranks' cards the fullest. */
 typedef struct {
-    uint64_t free;  /* the budget where memory_budget is auto; or TSR_BUDGET_UNKNOWN */
-    uint64_t total; /* of a card that is here; 0: there is none */
-    int rank, card; /* whose, and which of those that the rank sees */
+    uint64_t free;   /* the budget where memory_budget is auto; or TSR_BUDGET_UNKNOWN */
+    uint64_t total;  /* of a card that is here; 0: there is none */
+    int rank, card;  /* whose, and which of those that the rank sees */
+    uint64_t others; /* of it, what other adapters on the same base own */
+    const struct tsr_decision *base; /* where the base lies is decided there; NULL: here */
 } tsr_room;
 
 #define TSR_BUDGET_UNKNOWN INT64_MAX /* of a card that is not here */
@@ -57,7 +59,7 @@ typedef struct {
 /* What layers may keep, and in which order they give it up (planner/rungs.h). */
 typedef struct tsr_rungs tsr_rungs;
 
-typedef struct {
+typedef struct tsr_decision {
     int group, replicas; /* ranks of a shard group, groups */
     tsr_home *home;      /* [units of the plan] */
     tsr_rungs *rungs;
@@ -96,6 +98,9 @@ typedef struct {
 #define TSR_RUN_SUMS_BYTES 256
 
 #define TSR_CUDA_RESERVE_BYTES (1ull << 30)
+
+/* What may be used of it, without `others`. */
+uint64_t tsr_room_budget(const tsr_config *config, const tsr_room *room);
 
 /* All ranks must be given the same room and speeds. A memory_budget is cut to what can be had of a card that others
  * use too. TSR_ECONFIG: it does not fit; the message has the largest buffers, who holds the card's memory, and the

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const char *name,
-                               const char *why, tsr_array array)
+tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, tsr_buffer_use use,
+                               const char *name, const char *why, tsr_array array)
 {
     uint64_t bytes = tsr_array_bytes(array);
     if (bytes == 0)
@@ -31,7 +31,9 @@ tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const cha
     buffer->array = array;
     buffer->bytes = bytes;
     buffer->place = place;
+    buffer->use = use;
     plan->total[place] = total;
+    plan->of_use[use][place] += tsr_align_up(bytes, TSR_ALIGNMENT);
     return TSR_OK;
 }
 
@@ -59,6 +61,13 @@ static tsr_status check_planned(tsr_taker *taker, tsr_place place, const char *n
     return TSR_OK;
 }
 
+static tsr_arena *arena_of(const tsr_taker *taker, tsr_place place, tsr_buffer_use use)
+{
+    bool device = place == TSR_PLACE_DEVICE;
+    tsr_arena *scratch = device ? taker->scratch_device : taker->scratch_host;
+    return use == TSR_BUFFER_SCRATCH && scratch ? scratch : device ? taker->device : taker->host;
+}
+
 tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const char *name,
                           const char *why, tsr_array array)
 {
@@ -68,12 +77,12 @@ tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const c
         return TSR_OK;
     bool running = taker->device || taker->host;
     if (!running)
-        return tsr_memory_plan_add(taker->plan, place, name, why, array);
+        return tsr_memory_plan_add(taker->plan, place, taker->use, name, why, array);
     if (taker->plan)
         TSR_TRY(check_planned(taker, place, name, bytes));
-    if (place == TSR_PLACE_NODE)
+    if (place == TSR_PLACE_NODE || (taker->has_base && taker->use == TSR_BUFFER_BASE))
         return TSR_OK;
-    tsr_arena *arena = place == TSR_PLACE_DEVICE ? taker->device : taker->host;
+    tsr_arena *arena = arena_of(taker, place, taker->use);
     if (!arena)
         return tsr_fail(TSR_EINTERNAL, "buffer %s: no arena of its place", name);
     return tsr_arena_take(out, arena, name, bytes);
@@ -99,13 +108,26 @@ tsr_status tsr_taker_host(void *user, void **out, const char *name, const char *
     return TSR_OK;
 }
 
-static tsr_status check_arena(const tsr_arena *arena, const char *what, uint64_t planned)
+/* What the plan has for `arena`. */
+static uint64_t planned_in(const tsr_taker *taker, tsr_place place, const tsr_arena *arena)
+{
+    uint64_t sum = 0;
+    for (int use = 0; use < TSR_BUFFER_USES; use++)
+        if (arena_of(taker, place, (tsr_buffer_use)use) == arena &&
+            !(taker->has_base && use == TSR_BUFFER_BASE))
+            sum += taker->plan->of_use[use][place];
+    return sum;
+}
+
+static tsr_status check_arena(const tsr_taker *taker, tsr_place place, const tsr_arena *arena)
 {
     uint64_t taken = arena ? tsr_arena_high_water(arena) : 0;
+    uint64_t planned = planned_in(taker, place, arena);
     if (taken == planned)
         return TSR_OK;
-    return tsr_fail(TSR_EINTERNAL, "%s memory: %llu bytes were taken, %llu were planned", what,
-                    (unsigned long long)taken, (unsigned long long)planned);
+    return tsr_fail(TSR_EINTERNAL, "%s memory: %llu bytes were taken, %llu were planned",
+                    place == TSR_PLACE_DEVICE ? "device" : "host", (unsigned long long)taken,
+                    (unsigned long long)planned);
 }
 
 tsr_status tsr_taker_finish(const tsr_taker *taker)
@@ -116,6 +138,9 @@ tsr_status tsr_taker_finish(const tsr_taker *taker)
     if (taker->cursor != plan->count)
         return tsr_fail(TSR_EINTERNAL, "buffer %s of the memory plan was never taken",
                         plan->buffer[taker->cursor].name);
-    TSR_TRY(check_arena(taker->device, "device", plan->total[TSR_PLACE_DEVICE]));
-    return check_arena(taker->host, "host", plan->total[TSR_PLACE_HOST]);
+    TSR_TRY(check_arena(taker, TSR_PLACE_DEVICE, taker->device));
+    TSR_TRY(check_arena(taker, TSR_PLACE_HOST, taker->host));
+    if (taker->scratch_device)
+        TSR_TRY(check_arena(taker, TSR_PLACE_DEVICE, taker->scratch_device));
+    return taker->scratch_host ? check_arena(taker, TSR_PLACE_HOST, taker->scratch_host) : TSR_OK;
 }

@@ -125,6 +125,7 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     void *gradient, *received, *partial, *word, *host_word;
     uint64_t words = tsr_store_words(store);
     tsr_place place = plan->chunk_count > 0 ? TSR_PLACE_HOST : TSR_PLACE_DEVICE;
+    taker->use = TSR_BUFFER_SCRATCH;
     TSR_TRY(walk_ring(taker, slot, plan->options.slots, "slot", "one unit, gathered for its use",
                       tsr_array_of_bytes(plan->slot_bytes)));
     TSR_TRY(walk_ring(taker, stage, plan->options.stages, "stage",
@@ -140,13 +141,17 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     TSR_TRY(tsr_taker_take(taker, &partial, TSR_PLACE_DEVICE, "gradient.partial",
                            "one replica's sums of it",
                            (tsr_array){TSR_I64, plan->partial_bytes / sizeof(int64_t), 1}));
+    taker->use = TSR_BUFFER_BASE;
     TSR_TRY(walk_homes(store, taker));
+    taker->use = TSR_BUFFER_OWN;
     TSR_TRY(walk_kept(store, taker));
     TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train, place));
+    taker->use = TSR_BUFFER_SCRATCH;
     TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state",
                       "a chunk of master, m and v, on the device for its update",
                       (tsr_array){TSR_F32, TSR_STATE_ARRAYS,
                                   plan->state_bytes / (TSR_STATE_ARRAYS * sizeof(float))}));
+    taker->use = TSR_BUFFER_OWN;
     TSR_TRY(tsr_taker_take(taker, &word, TSR_PLACE_DEVICE, "control.word",
                            "what a step is decided by: loss, norm, whether all is finite",
                            (tsr_array){TSR_I64, words, 1}));
@@ -166,6 +171,22 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
         store->host_word[i] = (int64_t *)host_word + (uint64_t)i * words;
         store->host_flags[i] = (int64_t *)host_word + (uint64_t)(2 + i) * words;
     }
+    return TSR_OK;
+}
+
+tsr_status tsr_store_borrow(tsr_store *store, const tsr_store *from)
+{
+    const tsr_plan_options *own = &store->plan->options, *its = &from->plan->options;
+    for (int u = 0; u < own->unit_count; u++) {
+        const tsr_unit *a = &own->units[u], *b = &its->units[u];
+        if (a->home != b->home || a->frozen.gathered_bytes != b->frozen.gathered_bytes ||
+            a->frozen.shard_bytes != b->frozen.shard_bytes)
+            return tsr_fail(TSR_EINTERNAL,
+                            "unit %d of the base is not where the other adapter's is", u);
+        store->frozen[u] = from->frozen[u];
+    }
+    store->node_bytes = store->shard_bytes = 0; /* to be shared and exposed: there is nothing */
+    store->shards = NULL;
     return TSR_OK;
 }
 

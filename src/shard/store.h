@@ -44,6 +44,10 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker);
  * such a part. */
 tsr_status tsr_store_share(tsr_store *store, tsr_comm *world, tsr_stream *stream);
 
+/* The base of `store`, whose taker had has_base, is that of `from`, which lives longer. TSR_EINTERNAL: their units are not the
+ * same. */
+tsr_status tsr_store_borrow(tsr_store *store, const tsr_store *from);
+
 /* Where the optimizer finds elements [begin, begin + count) of masters and moments: in the chunk's
  * buffer, or (chunk -1) where they live. */
 typedef struct {

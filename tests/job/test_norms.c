@@ -169,6 +169,7 @@ static rig *begin(const char *more)
     RUN(tsr_stream_create(&r->stream, r->device, "compute"));
     RUN(tsr_model_create(&r->model, &r->decision.model));
     RUN(tsr_model_walk(r->model, &r->decision.model, take, take, r));
+    RUN(tsr_model_walk_scratch(r->model, &r->decision.model, take, take, r));
     sums = keep(r, 64);
     RUN(tsr_model_start(r->model, r->stream, r->stream,
                         &(tsr_host_tables){.embedding = {embedding, TSR_BF16}},
