@@ -59,6 +59,18 @@ static bool agrees(loader *l, const tsr_config *next, int index, const tsr_confi
     return false;
 }
 
+/* What all adapters share is not one adapter's. */
+static bool may_be_there(const tsr_key *key, const tsr_config_entry *entry,
+                         const tsr_config_place *place)
+{
+    if (entry->layer != TSR_LAYER_ADAPTER || !(key->flags & TSR_KEY_OF_BASE))
+        return true;
+    tsr_config_error(place->errors, place->where,
+                     "%s: is the same for all adapters; write it beside adapters, not in an entry",
+                     place->spelled);
+    return false;
+}
+
 static void set_key(loader *l, int index, const tsr_config_entry *entry)
 {
     const tsr_key *key = tsr_keys_at(index);
@@ -68,7 +80,8 @@ static void set_key(loader *l, int index, const tsr_config_entry *entry)
     tsr_config next = l->config;
     if (!place.spelled)
         return;
-    bool right = !entry->bad && tsr_config_read(&next, key, &entry->value, &place);
+    bool right = !entry->bad && may_be_there(key, entry, &place) &&
+                 tsr_config_read(&next, key, &entry->value, &place);
     if (l->config.store->failed) /* it may hold a part of the value */
         return;
     if (right && !agrees(l, &next, index, &place))
@@ -234,6 +247,22 @@ static void adapt_to_run(loader *l, const tsr_config_source *source, const char 
         (tsr_config_origin){TSR_LAYER_FILE, name, "init_adapter", NULL, false};
 }
 
+/* An adapter that does not say its directory has one in that of the run. */
+static void place_adapter(loader *l)
+{
+    struct tsr_config_store *store = l->config.store;
+    tsr_config_origin *origin = &store->origin[tsr_keys_find("output_dir")];
+    tsr_auto_text path = {0};
+    l->config.adapter_name = store->adapter_name;
+    l->config.adapter_count = store->adapter_count;
+    if (!store->adapter_name || !l->config.output_dir || origin->bad ||
+        origin->layer == TSR_LAYER_ADAPTER)
+        return;
+    tsr_text_printf(&path, "%s/%s", l->config.output_dir, store->adapter_name);
+    store->failed |= path.failed;
+    l->config.output_dir = tsr_config_store_copy(store, tsr_text_string(&path));
+}
+
 static tsr_status load(loader *l, const tsr_config_source *source, tsr_peers_result *result)
 {
     const char *name = tsr_config_source_name(source);
@@ -247,7 +276,9 @@ static tsr_status load(loader *l, const tsr_config_source *source, tsr_peers_res
     apply(l, &result->ours, TSR_LAYER_PEER);
     apply(l, &result->ours, TSR_LAYER_FILE);
     adapt_to_run(l, source, name);
+    apply(l, &result->ours, TSR_LAYER_ADAPTER);
     apply(l, &result->ours, TSR_LAYER_OVERRIDE);
+    place_adapter(l);
     TSR_TRY(check_memory(l, name));
     switch_strategies(l);
     add_notes(l, result, name);
@@ -267,6 +298,9 @@ tsr_status tsr_config_load(tsr_config *out, const tsr_config_source *source)
         return tsr_fail(TSR_ENOMEM, "out of memory: configuration");
     tsr_peers_result result = {0};
     tsr_status status = load(&l, source, &result);
+    if (status == TSR_ECONFIG && l.config.store->adapter_name)
+        status = tsr_fail_lines(status, "adapter %s: %s", l.config.store->adapter_name,
+                                tsr_last_error());
     if (status < 0)
         tsr_config_free(&l.config);
     else

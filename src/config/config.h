@@ -311,6 +311,10 @@ typedef struct {
     tsr_config_progress progress;
     tsr_config_defaults defaults;
 
+    /* Of a file with `adapters:` the name of the entry that this is, and how many there are; else NULL, 0. */
+    const char *adapter_name;
+    int adapter_count;
+
     /* What the user should be told once, a line each: peers' keys without effect, keys that were
      * mapped, defaults that differ from TRL's. */
     tsr_config_strings notes;
@@ -341,6 +345,7 @@ typedef struct {
     const char *adapter; /* init_adapter, before what the file says; NULL: as that says */
     bool rows_given;     /* dataset and eval_dataset name no files (tsr_job_options.row) */
     bool has_cuda;       /* whether this build has a CUDA backend */
+    int entry; /* which of `adapters:` it is, from 0; of a file without that list nothing */
 } tsr_config_source;
 
 /* Loads and checks. On success the caller frees *out with tsr_config_free; on failure it is
@@ -372,6 +377,10 @@ bool tsr_config_evaluates(const tsr_config *config);
 /* The most of lora_r and rank_pattern, and of slots: as src/adapters and src/shard have them. */
 #define TSR_CONFIG_MAX_RANK  8192
 #define TSR_CONFIG_MAX_SLOTS 8
+
+/* Entries of `adapters:`, and bytes of a name there. */
+#define TSR_CONFIG_MAX_ADAPTERS 64
+#define TSR_CONFIG_ADAPTER_NAME 64
 
 /* The first line of what tsr_config_write makes. */
 #define TSR_CONFIG_HEADER "# The configuration of this run, every key written out.\n"

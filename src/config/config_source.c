@@ -26,7 +26,8 @@ static const char *format_where(const collector *c, const char *format, const ch
     return copy ? copy : name;
 }
 
-static tsr_status collect_text(const collector *c, const char *text, size_t bytes, const char *name)
+static tsr_status collect_text(const collector *c, const char *text, size_t bytes, const char *name,
+                               int entry)
 {
     const tsr_yaml_value *root;
     TSR_TRY(tsr_config_store_parse(&root, c->store, text, bytes, name));
@@ -42,6 +43,10 @@ static tsr_status collect_text(const collector *c, const char *text, size_t byte
             tsr_config_error(c->errors, where,
                              "%.64s: appears twice, in line %d and line %d; keep one", key->text,
                              root->keys[earlier].line, key->line);
+        else if (!strcmp(key->text, "adapters"))
+            tsr_config_collect_adapter(c->out, &root->items[i], entry,
+                                       &(tsr_config_place){c->store, c->errors, where, "adapters"},
+                                       name);
         else
             tsr_config_add_entry(c->out, c->store,
                                  (tsr_config_entry){.name = key->text,
@@ -143,10 +148,11 @@ tsr_status tsr_config_collect(tsr_config_entries *out, struct tsr_config_store *
     if (source->path) {
         status = tsr_config_read_file(&file, source->path);
         if (status == TSR_OK)
-            status = collect_text(&c, tsr_text_string(&file), file.length, name);
+            status = collect_text(&c, tsr_text_string(&file), file.length, name, source->entry);
     } else if (source->text) {
         status = collect_text(&c, source->text,
-                              source->text_bytes ? source->text_bytes : strlen(source->text), name);
+                              source->text_bytes ? source->text_bytes : strlen(source->text), name,
+                              source->entry);
     }
     tsr_text_free(&file);
     TSR_TRY(status);

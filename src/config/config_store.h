@@ -15,6 +15,7 @@ typedef enum {
     TSR_LAYER_DEFAULT,
     TSR_LAYER_PEER, /* TRL's (`defaults: trl`), or the default of the trainer whose file it is */
     TSR_LAYER_FILE,
+    TSR_LAYER_ADAPTER, /* an entry of `adapters:` */
     TSR_LAYER_OVERRIDE
 } tsr_config_layer;
 
@@ -29,7 +30,9 @@ typedef struct {
 struct tsr_config_store {
     struct tsr_config_block *blocks;
     struct tsr_config_tree *trees;
-    bool failed; /* an allocation did not succeed */
+    bool failed;              /* an allocation did not succeed */
+    const char *adapter_name; /* as in tsr_config */
+    int adapter_count;
     tsr_config_origin origin[TSR_KEYS_MAX];
 };
 
@@ -110,6 +113,11 @@ bool tsr_config_read_data(tsr_config_data *out, const tsr_key *key, const tsr_ya
 bool tsr_config_has_twice(const tsr_yaml_value *map, int index, const tsr_config_place *place);
 bool tsr_config_read_number(double *out, const tsr_key *key, const tsr_yaml_value *value,
                             const tsr_config_place *place);
+
+/* Entry `entry` of the list `adapters:`, whose keys it adds; and the store's adapter_name and adapter_count.
+ * (config_adapters.c) */
+void tsr_config_collect_adapter(tsr_config_entries *out, const tsr_yaml_value *list, int entry,
+                                const tsr_config_place *place, const char *file);
 
 /* "where: spelled: found 'x'; expected ..." */
 bool tsr_config_refuse(const tsr_config_place *place, const tsr_key *key,

@@ -50,6 +50,7 @@ enum {
     TSR_KEY_TRUE_TOO = 512,     /* STRING: true has a meaning, however it is written */
     TSR_KEY_EMPTY_TOO = 4096,   /* STRINGS: [] has a meaning */
     TSR_KEY_ONE_EACH = 2048,    /* NAMES: one text each, no list */
+    TSR_KEY_OF_BASE = 8192,     /* the same for all entries of `adapters:` */
     TSR_KEY_ONE_START = 1024    /* is meant for one start: a resolved job.yaml does not carry it */
 };
 

@@ -185,7 +185,8 @@ static void translate_key(tsr_peers_work *work, const tsr_config_entry *entry)
         renamed = tsr_keys_alias(entry->name);
         other = tsr_keys_peer(entry->name);
     }
-    bool row = converted || renamed || other, file = entry->layer == TSR_LAYER_FILE;
+    bool row = converted || renamed || other,
+         file = entry->layer >= TSR_LAYER_FILE && entry->layer < TSR_LAYER_OVERRIDE;
     /* A peer's null is "not given"; of a key of ours it is a value, but in a peer's file. */
     if (tsr_yaml_is_null(&entry->value) &&
         (converted || (peer && peer != &tsr_peer_trl && (row || file))))

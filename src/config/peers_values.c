@@ -51,7 +51,8 @@ void tsr_peers_refuse(tsr_peers_work *work, const tsr_config_entry *from,
     tsr_config_found(&found, value);
     /* Of a value inside a list or map the place is its own line. */
     const char *colon = strrchr(from->where, ':');
-    bool inside = from->layer == TSR_LAYER_FILE && colon && value->line > 0;
+    bool inside = from->layer >= TSR_LAYER_FILE && from->layer < TSR_LAYER_OVERRIDE && colon &&
+                  value->line > 0;
     tsr_text_append(&where, from->where,
                     inside ? (size_t)(colon - from->where) : strlen(from->where));
     if (inside)
