@@ -229,6 +229,12 @@ typedef struct tsr_job_options {
     /* Rank i of a machine computes on GPU first_gpu + i of those that CUDA shows to the process, modulo their number: for
      * several jobs in one process. 0: the first. */
     int first_gpu;
+    /* A job that shares its base (weights, ranks, device, memory that lasts for a step) with this one: several adapters on one
+     * base, which step in turns. To be trained, or planned, like that one; created before that one is planned or started,
+     * started after it, destroyed before it. Keys that are the base's must be the same. bootstrap, use_mpi, threads and first_gpu
+     * are that job's. The same bits as of a job with a base of its own (docs/adapters.md). NULL: a base of its own. */
+    tsr_job *base;
+    int entry; /* which entry of the list `adapters:` the job is, from 0; without that list nothing */
 } tsr_job_options;
 
 #define TSR_JOB_OPTIONS_INIT TSR_SIZED(tsr_job_options)
@@ -355,6 +361,11 @@ TSR_API int tsr_job_ranks(const tsr_job *job);
 
 /* Steps of the whole run; 0 if no training data was read. */
 TSR_API int64_t tsr_job_total_steps(const tsr_job *job);
+
+/* Entries of the configuration's list `adapters:`, and the name of the one that the job is; 0 and NULL without that
+ * list. */
+TSR_API int tsr_job_adapters(const tsr_job *job);
+TSR_API const char *tsr_job_adapter_name(const tsr_job *job);
 
 /* The program's exit code for a status: 0, 64, 65, 70, 71, 75, 76 or 78. */
 TSR_API int tsr_job_exit_code(int status);

@@ -7,8 +7,7 @@
 #include "base/clock.h"
 #include "base/escape.h"
 #include "base/log.h"
-#include "cli/progress.h"
-#include "cli/usage.h"
+#include "cli/run.h"
 #include "cli/watchdog.h"
 #include "comm/launcher.h"
 #include "config/config.h"
@@ -57,8 +56,6 @@ static const char *volatile stop_answer;
 static const char stops[] = "stopping; a second time stops at once\n";
 static const char stops_at_first[] =
     "stopping after the first step, with a checkpoint; a second time stops at once\n";
-static const char stops_at_step[] =
-    "stopping after this step, with a checkpoint; a second time stops at once\n";
 static const char clears[] = "\r\033[K"; /* the bar's line */
 static volatile sig_atomic_t bar_is_there;
 
@@ -77,6 +74,11 @@ static void on_signal(int number)
     errno = before;
 }
 
+void tsr_run_answer(const char *text)
+{
+    stop_answer = text;
+}
+
 /* All that is printed comes here, but for the progress bar: what a terminal would obey, of names, paths and rows in
  * `text`, is escaped. */
 static void put(int to, const char *text, tsr_escape_form form)
@@ -91,7 +93,7 @@ static void put(int to, const char *text, tsr_escape_form form)
     }
 }
 
-static void say(const char *text)
+void tsr_run_say(const char *text)
 {
     put(STDERR_FILENO, text, TSR_ESCAPE_LINES);
 }
@@ -101,23 +103,10 @@ static void answer(const char *text, bool json)
     put(STDOUT_FILENO, text, json ? TSR_ESCAPE_JSON : TSR_ESCAPE_LINES);
 }
 
-/* What one run passes along. */
-typedef struct {
-    const tsr_usage *usage;
-    const char *program; /* argv[0] */
-    tsr_job *job;
-    tsr_progress *progress;
-    bool first; /* rank 0: the one that talks */
-    double first_loss, last_loss;
-    bool best_counts; /* the adapter is that of the best evaluation */
-    bool stopped;
-    bool details; /* what only details are is shown */
-} run;
-
 /* Both come on rank 0 only. */
 static void on_log(void *user, int severity, const char *line)
 {
-    const run *r = user;
+    const tsr_run *r = user;
     char text[4400];
     if (severity == TSR_JOB_INFO && !r->details)
         return;
@@ -127,7 +116,7 @@ static void on_log(void *user, int severity, const char *line)
 
 static void on_progress(void *user, const char *phase, double done, double total)
 {
-    const run *r = user;
+    const tsr_run *r = user;
     if (!strcmp(phase, TSR_JOB_TRAINING))
         return; /* steps have their own lines */
     tsr_progress_phase(r->progress, phase, done, total, tsr_now());
@@ -136,186 +125,34 @@ static void on_progress(void *user, const char *phase, double done, double total
 static int report_failure(int status)
 {
     if (tsr_job_reports()) {
-        say("tessera: ");
-        say(tsr_last_error());
-        say("\n");
+        tsr_run_say("tessera: ");
+        tsr_run_say(tsr_last_error());
+        tsr_run_say("\n");
     }
     return tsr_job_exit_code(status);
 }
 
 /* Columns of the terminal that stderr is; 0: it is none, or does not say. */
-static int terminal_columns(void)
+int tsr_run_columns(void)
 {
     struct winsize size = {0};
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 /* mpirun gives its ranks pipes, behind which there may be a terminal: launch/run says so, and how wide it is. */
-static tsr_status make_progress(run *r, tsr_config_progress mode)
+static tsr_status make_progress(tsr_run *r)
 {
     const char *behind = getenv("TESSERA_TERMINAL");
     bool terminal = isatty(STDERR_FILENO);
     tsr_progress_options options = {.write = write_stderr,
-                                    .mode = mode,
+                                    .mode = r->config.progress,
+                                    .label = r->config.adapter_name,
                                     .terminal = terminal || (behind && *behind),
                                     .columns =
-                                        terminal || !behind ? terminal_columns() : atoi(behind)};
+                                        terminal || !behind ? tsr_run_columns() : atoi(behind)};
     TSR_TRY(tsr_progress_create(&r->progress, &options));
     bar_is_there = tsr_progress_is_bar(r->progress);
     return TSR_OK;
-}
-
-static int save_checkpoint(const run *r, int64_t step)
-{
-    char what[64];
-    snprintf(what, sizeof what, "saving checkpoint-%lld", (long long)step);
-    if (r->first)
-        tsr_progress_announce(r->progress, what);
-    int status = tsr_job_checkpoint(r->job);
-    if (r->first)
-        tsr_progress_announced(r->progress);
-    return status;
-}
-
-static void show_step(run *r, const tsr_job_report *report)
-{
-    char line[96];
-    if (!r->first)
-        return;
-    tsr_progress_resize(r->progress, terminal_columns());
-    tsr_progress_step(r->progress, report);
-    if (!report->skipped)
-        return;
-    snprintf(line, sizeof line, "step %lld: a gradient was not finite; nothing was updated",
-             (long long)report->step);
-    tsr_progress_line(r->progress, line);
-}
-
-static int evaluate(run *r, int64_t step)
-{
-    tsr_job_evaluation e = TSR_JOB_EVALUATION_INIT;
-    int status = tsr_job_evaluate(r->job, &e);
-    r->stopped = status == 0 && e.stopped;
-    if (status < 0 || r->stopped)
-        return status;
-    if (r->first)
-        tsr_progress_eval(r->progress, step, e.loss, e.label_tokens);
-    if (step == 0)
-        r->first_loss = e.loss;
-    r->last_loss = r->best_counts && e.best_step ? e.best_loss : e.loss;
-    return e.save ? save_checkpoint(r, step) : 0;
-}
-
-/* Steps until the last, with the evaluations that the configuration asks for. */
-static int run_steps(run *r, const tsr_config *config)
-{
-    bool has_eval = tsr_config_evaluates(config);
-    r->best_counts = config->load_best_model_at_end;
-    tsr_job_report report = TSR_JOB_REPORT_INIT;
-    int resumed = tsr_job_resumed(r->job, &report);
-    int status = resumed < 0 ? resumed : 0;
-    bool due = resumed ? report.evaluate : config->eval_on_start != TSR_CONFIG_CHOICE_NO;
-    if (status == 0 && has_eval && due)
-        status = evaluate(r, report.step);
-    while (status == 0 && (status = tsr_job_step(r->job, &report)) == 0) {
-        show_step(r, &report);
-        /* Stopped: whoever stops it waits. The evaluation is made up for when the run goes on. */
-        if (has_eval && !report.stopped && (report.evaluate || report.last))
-            status = evaluate(r, report.step);
-        if (status == 0 && (report.save || r->stopped))
-            status = save_checkpoint(r, report.step);
-    }
-    r->stopped |= report.stopped;
-    return status == TSR_JOB_DONE ? 0 : status;
-}
-
-/* What starts as many ranks again: launch/run says so itself, mpirun is known by what it sets. Of another
- * launcher it is not known: one rank will do. `out` has room. */
-static const char *find_launcher(char out[128], int ranks)
-{
-    const char *launched = getenv("TESSERA_LAUNCH");
-    if (ranks == 1 || (!launched && !getenv("OMPI_COMM_WORLD_SIZE")))
-        return "";
-    if (launched)
-        return launched;
-    snprintf(out, 128, "mpirun%s --oversubscribe --bind-to none -n %d",
-             geteuid() == 0 ? " --allow-run-as-root" : "", ranks);
-    return out;
-}
-
-static void print_end(const run *r, const tsr_config *config)
-{
-    tsr_model_config model = {0};
-    (void)tsr_model_config_load(&model, config->model_name_or_path);
-    tsr_auto_text text = {0};
-    char directory[PATH_MAX] = "", launcher[128];
-    if (!getcwd(directory, sizeof directory))
-        strcpy(directory, ".");
-    const tsr_summary_call call = {.program = r->program,
-                                   .launcher = find_launcher(launcher, tsr_job_ranks(r->job)),
-                                   .directory = directory,
-                                   .beside_towers = model.composite != NULL};
-    tsr_summary_end(&text, config, &call, r->first_loss, r->last_loss);
-    say(tsr_text_string(&text));
-}
-
-static void print_stopped(const run *r, const tsr_config *config)
-{
-    char launcher[128];
-    tsr_auto_text text = {0};
-    const char *start = find_launcher(launcher, tsr_job_ranks(r->job));
-    tsr_text_printf(&text, "tessera: stopped early, with a checkpoint; to continue: %s%s%s resume ",
-                    start, *start ? " " : "", tsr_called());
-    tsr_shell_quote(&text, config->output_dir);
-    tsr_text_puts(&text, "\n");
-    say(tsr_text_string(&text));
-}
-
-/* Asked to go on with what has come to its end. */
-static void print_finished(const run *r, const tsr_config *config)
-{
-    tsr_text text = {0};
-    tsr_text_printf(&text,
-                    "tessera: the run in %s is finished: all of its %lld steps are done; raise "
-                    "%s to train on\n",
-                    config->output_dir, (long long)tsr_job_total_steps(r->job),
-                    config->max_steps > 0 ? "max_steps" : "num_train_epochs");
-    say(tsr_text_string(&text));
-    tsr_text_free(&text);
-    print_end(r, config);
-}
-
-static int train(run *r, const tsr_config *config)
-{
-    if (tsr_job_finished(r->job)) {
-        if (r->first)
-            print_finished(r, config);
-        return 0;
-    }
-    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
-    char *summary = NULL;
-    int status = tsr_job_plan(r->job, &info);
-    if (status == 0)
-        status = tsr_job_start(r->job);
-    if (r->first)
-        stop_answer = stops_at_step;
-    /* One that cannot be made is no reason to end, and the other ranks would not know. */
-    if (status == 0 && r->first && tsr_job_print_summary(r->job, &summary) == 0)
-        say(summary);
-    free(summary);
-    int64_t steps = tsr_job_total_steps(r->job);
-    r->details = true; /* what comes from here on is news */
-    tsr_progress_expect(r->progress, steps, tsr_config_steps(config->logging_steps, steps, 1),
-                        config->logging_first_step);
-    if (status == 0)
-        status = run_steps(r, config);
-    stop_answer = NULL;
-    tsr_progress_finish(r->progress);
-    if (status == 0 && !r->stopped)
-        status = tsr_job_save(r->job);
-    if (status == 0 && !r->stopped && r->first)
-        print_end(r, config);
-    return status;
 }
 
 /* JSON has no number that is not finite. */
@@ -328,7 +165,7 @@ static const char *json_number(char out[32], double value)
 }
 
 /* What is evaluated, before it takes its time. */
-static void say_evaluated(const run *r, const tsr_config *config)
+static void say_evaluated(const tsr_run *r, const tsr_config *config)
 {
     tsr_auto_text line = {0};
     if (config->init_adapter)
@@ -349,7 +186,7 @@ static void put_preference(tsr_text *out, const tsr_job_preference *preference)
                         json_number(number, values[i].value));
 }
 
-static int print_evaluation(const run *r, const tsr_config *config, const tsr_job_evaluation *e)
+static int print_evaluation(const tsr_run *r, const tsr_config *config, const tsr_job_evaluation *e)
 {
     char loss[32], perplexity[32], accuracy[32], entropy[32];
     TSR_AUTO_FREE char *model = NULL, *adapter = NULL;
@@ -381,7 +218,7 @@ static int print_evaluation(const run *r, const tsr_config *config, const tsr_jo
     return status;
 }
 
-static int evaluate_only(run *r, const tsr_config *config)
+static int evaluate_only(tsr_run *r, const tsr_config *config)
 {
     tsr_job_evaluation e = TSR_JOB_EVALUATION_INIT;
     int status = tsr_job_start(r->job);
@@ -392,7 +229,7 @@ static int evaluate_only(run *r, const tsr_config *config)
     return status == 0 && r->first ? print_evaluation(r, config, &e) : status;
 }
 
-static int plan(run *r)
+static int plan_one(tsr_run *r)
 {
     TSR_AUTO_FREE char *text = NULL;
     int form = r->usage->json ? TSR_PLAN_JSON : r->usage->all ? TSR_PLAN_BUFFERS : TSR_PLAN_SCREEN;
@@ -400,14 +237,41 @@ static int plan(run *r)
     if (status == 0)
         answer(text, r->usage->json);
     else if (text) /* it does not fit: nothing on stdout, as of any refusal */
-        say(text);
+        tsr_run_say(text);
     return status;
+}
+
+/* Of several adapters one after the other, and what they need together; as JSON a list. */
+static int plan(tsr_run *runs, int count)
+{
+    bool json = runs->usage->json;
+    int status = 0;
+    for (int i = 0; i < count && status == 0; i++) {
+        tsr_auto_text line = {0};
+        if (count > 1 && json)
+            answer(i ? "," : "[", true);
+        else if (count > 1)
+            tsr_text_printf(&line, "%sadapter %s\n", i ? "\n" : "", runs[i].config.adapter_name);
+        answer(tsr_text_string(&line), false);
+        status = plan_one(&runs[i]);
+    }
+    if (count > 1 && json && status == 0)
+        answer("]\n", true);
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
+    if (count == 1 || json || status != 0 || (status = tsr_job_plan(runs->job, &info)) != 0)
+        return status;
+    tsr_auto_text line = {0};
+    tsr_text_printf(
+        &line, "\nall %d adapters  %.1f MiB of device memory, %.1f MiB of host memory\n", count,
+        (double)info.device_peak_bytes / 0x1p20, (double)info.host_peak_bytes / 0x1p20);
+    answer(tsr_text_string(&line), false);
+    return 0;
 }
 
 #define PAGE_SAMPLES 5
 
 /* The page beside what is printed. */
-static int write_page(run *r)
+static int write_page(tsr_run *r)
 {
     TSR_AUTO_FREE char *page = NULL;
     int64_t show = r->usage->show ? r->usage->show : PAGE_SAMPLES;
@@ -422,7 +286,7 @@ static bool wants_colour(void)
     return isatty(STDOUT_FILENO) && !(no && *no);
 }
 
-static int data(run *r)
+static int data(tsr_run *r)
 {
     TSR_AUTO_FREE char *text = NULL;
     int form = r->usage->json ? TSR_JOB_JSON : wants_colour() ? TSR_JOB_COLOUR : TSR_JOB_PLAIN;
@@ -446,7 +310,7 @@ static int data(run *r)
 
 /* The program's own view of the configuration: how to show progress. The library reads it again, and is the one to say
  * what is wrong with it. */
-static int read_config(tsr_config *config, const tsr_usage *usage)
+static int read_config(tsr_config *config, const tsr_usage *usage, int entry)
 {
     static const tsr_config_use uses[] = {
         [TSR_COMMAND_TRAIN] = TSR_CONFIG_TRAIN, [TSR_COMMAND_EVAL] = TSR_CONFIG_EVAL,
@@ -456,66 +320,124 @@ static int read_config(tsr_config *config, const tsr_usage *usage)
                                 .overrides = usage->overrides,
                                 .override_count = usage->override_count,
                                 .use = uses[usage->command],
-                                .has_cuda = tsr_device_cuda_built()};
+                                .has_cuda = tsr_device_cuda_built(),
+                                .entry = entry};
     return tsr_earlier_config(config, &source);
 }
 
-static int run_job(double *patience, const tsr_usage *usage, const char *program)
+/* What all jobs of a command have of it. */
+static tsr_job_options options_of(const tsr_usage *usage)
 {
     static const int purposes[] = {[TSR_COMMAND_TRAIN] = TSR_JOB_TRAIN,
                                    [TSR_COMMAND_EVAL] = TSR_JOB_EVALUATE,
                                    [TSR_COMMAND_PLAN] = TSR_JOB_PLAN,
                                    [TSR_COMMAND_DATA] = TSR_JOB_DATA};
-    run r = {.usage = usage, .program = program, .first_loss = NAN, .last_loss = NAN};
-    tsr_config config = {0};
-    tsr_job_options options = {.size = sizeof(tsr_job_options),
-                               .config_path = usage->job_path,
-                               .overrides = usage->overrides,
-                               .override_count = usage->override_count,
-                               .purpose = purposes[usage->command],
-                               .plan_ranks = usage->ranks[0],
-                               .plan_node = (int)usage->node,
-                               .plan_roofs = usage->roofs,
-                               .use_mpi = usage->command == TSR_COMMAND_TRAIN ||
-                                          usage->command == TSR_COMMAND_EVAL,
-                               .log = on_log,
-                               .progress = on_progress,
-                               .user = &r,
-                               .stop = &stop_requested};
-    tsr_peers_take_common();
-    int readable = read_config(&config, usage);
-    *patience = readable == 0 ? (double)config.ddp_timeout : PATIENCE;
-    tsr_watchdog *watchdog = options.use_mpi ? tsr_watchdog_start(*patience) : NULL;
-    int status = make_progress(&r, config.progress);
-    r.details = usage->verbose || usage->all || usage->command == TSR_COMMAND_DATA ||
-                (usage->command == TSR_COMMAND_PLAN && usage->json) ||
-                config.log_level == TSR_LOG_DEBUG;
+    return (tsr_job_options){.size = sizeof(tsr_job_options),
+                             .config_path = usage->job_path,
+                             .overrides = usage->overrides,
+                             .override_count = usage->override_count,
+                             .purpose = purposes[usage->command],
+                             .plan_ranks = usage->ranks[0],
+                             .plan_node = (int)usage->node,
+                             .plan_roofs = usage->roofs,
+                             .use_mpi = usage->command == TSR_COMMAND_TRAIN ||
+                                        usage->command == TSR_COMMAND_EVAL,
+                             .log = on_log,
+                             .progress = on_progress,
+                             .stop = &stop_requested};
+}
+
+/* Its configuration, its lines and its job, on the base of the first that has one. */
+static int create(tsr_run *runs, int index, double *patience)
+{
+    tsr_run *r = &runs[index];
+    const tsr_usage *usage = r->usage;
+    tsr_job_options options = options_of(usage);
+    options.user = r;
+    options.entry = index;
+    for (int i = index - 1; i >= 0; i--)
+        options.base = runs[i].job ? runs[i].job : options.base;
+    int readable = read_config(&r->config, usage, index);
+    if (index == 0)
+        *patience = readable == 0 ? (double)r->config.ddp_timeout : PATIENCE;
+    tsr_watchdog *watchdog =
+        options.use_mpi && !options.base ? tsr_watchdog_start(*patience) : NULL;
+    int status = make_progress(r);
+    r->details = usage->verbose || usage->all || usage->command == TSR_COMMAND_DATA ||
+                 (usage->command == TSR_COMMAND_PLAN && usage->json) ||
+                 r->config.log_level == TSR_LOG_DEBUG;
     stop_answer = tsr_launcher_look().rank <= 0 ? stops_at_first : NULL;
     if (status == 0)
-        status = tsr_job_create(&r.job, &options);
+        status = tsr_job_create(&r->job, &options);
     tsr_watchdog_stop(watchdog);
     if (status == 0)
         status = readable;
-    if (status == 0) {
-        r.first = tsr_job_rank(r.job) == 0;
-        stop_answer = r.first ? stops_at_first : NULL;
-        status = usage->command == TSR_COMMAND_TRAIN  ? train(&r, &config)
-                 : usage->command == TSR_COMMAND_EVAL ? evaluate_only(&r, &config)
-                 : usage->command == TSR_COMMAND_DATA ? data(&r)
-                                                      : plan(&r);
+    if (status != 0)
+        return status;
+    r->first = tsr_job_rank(r->job) == 0;
+    stop_answer = r->first ? stops_at_first : NULL;
+    if (usage->command != TSR_COMMAND_TRAIN || !tsr_job_finished(r->job))
+        return 0;
+    if (r->first)
+        tsr_run_print_finished(r);
+    tsr_job_destroy(r->job);
+    r->job = NULL;
+    r->ended = true;
+    return 0;
+}
+
+static int run_command(tsr_run *runs, int count)
+{
+    const tsr_usage *usage = runs->usage;
+    if (usage->command == TSR_COMMAND_TRAIN)
+        return tsr_run_train(runs, count);
+    if (usage->command == TSR_COMMAND_PLAN)
+        return plan(runs, count);
+    if (usage->command == TSR_COMMAND_EVAL)
+        return evaluate_only(runs, &runs->config);
+    int status = 0;
+    for (int i = 0; i < count && status == 0; i++)
+        status = data(&runs[i]);
+    return status;
+}
+
+static void end_run(tsr_run *r)
+{
+    if (r->progress)
+        tsr_progress_finish(r->progress);
+    tsr_progress_destroy(r->progress);
+    tsr_config_free(&r->config);
+}
+
+/* One job, or one of each entry of `adapters:`. */
+static int run_jobs(double *patience, const tsr_usage *usage, const char *program)
+{
+    static tsr_run runs[TSR_CONFIG_MAX_ADAPTERS];
+    int count = 1, status = 0;
+    bool stopped = false;
+    tsr_peers_take_common();
+    for (int i = 0; i < count && status == 0; i++) {
+        runs[i] =
+            (tsr_run){.usage = usage, .program = program, .first_loss = NAN, .last_loss = NAN};
+        status = create(runs, i, patience);
+        if (status == 0 && runs->config.adapter_count > 1)
+            count = runs->config.adapter_count;
     }
+    if (status == 0)
+        status = run_command(runs, count);
     stop_answer = NULL;
-    if (r.progress)
-        tsr_progress_finish(r.progress);
     int code = status < 0 ? report_failure(status) : 0;
-    if (status == 0 && r.stopped) {
+    for (int i = 0; i < count; i++)
+        stopped |= runs[i].stopped;
+    if (status == 0 && stopped) {
         code = tsr_job_exit_code(TSR_ESTOPPED);
-        if (r.first)
-            print_stopped(&r, &config);
+        if (runs->first)
+            tsr_run_print_stopped(runs, count);
     }
-    tsr_progress_destroy(r.progress);
-    tsr_job_destroy(r.job);
-    tsr_config_free(&config);
+    for (int i = count - 1; i >= 0; i--) /* the base last */
+        tsr_job_destroy(runs[i].job);
+    for (int i = 0; i < count; i++)
+        end_run(&runs[i]);
     return code;
 }
 
@@ -546,8 +468,7 @@ static int call_tool(const tsr_usage *usage, const tsr_job_options *options, cha
 
 static int run_tool(const tsr_usage *usage)
 {
-    run r = {.usage = usage, .details = true};
-    tsr_config config = {0};
+    tsr_run r = {.usage = usage, .details = true};
     const tsr_job_options options = {.size = sizeof(tsr_job_options),
                                      .config_path = usage->job_path,
                                      .overrides = usage->overrides,
@@ -562,13 +483,13 @@ static int run_tool(const tsr_usage *usage)
     TSR_AUTO_FREE char *text = NULL;
     if (usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE ||
         usage->command == TSR_COMMAND_PLAN)
-        read_config(&config, usage);
-    int status = make_progress(&r, config.progress);
+        read_config(&r.config, usage, 0);
+    int status = make_progress(&r);
     stop_answer = stops;
     if (status == 0)
         status = call_tool(usage, &options, &text);
     tsr_progress_destroy(r.progress);
-    tsr_config_free(&config);
+    tsr_config_free(&r.config);
     if (status == 0)
         answer(text, usage->json);
     return status < 0 ? report_failure(status) : 0;
@@ -597,9 +518,9 @@ static int report_usage(void)
         sleep(3);
         snprintf(name, sizeof name, "tessera: rank %d: ", rank);
     }
-    say(name);
-    say(tsr_last_error());
-    say("\n");
+    tsr_run_say(name);
+    tsr_run_say(tsr_last_error());
+    tsr_run_say("\n");
     return tsr_job_exit_code(TSR_EUSAGE);
 }
 
@@ -673,11 +594,11 @@ int main(int argc, char **argv)
     else if (is_tool(&usage) || usage.rank_count > 1)
         code = run_tool(&usage);
     else
-        code = run_job(&patience, &usage, argv[0]);
+        code = run_jobs(&patience, &usage, argv[0]);
     tsr_usage_free(&usage);
     /* What was more than the buffer has failed before, and left it empty. */
     if ((ferror(stdout) | fflush(stdout)) != 0 && code == 0) {
-        say("tessera: cannot write to standard output\n");
+        tsr_run_say("tessera: cannot write to standard output\n");
         code = 71;
     }
     tsr_watchdog_end(patience, code);

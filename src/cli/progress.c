@@ -115,8 +115,15 @@ static void put_facts(tsr_progress *p, int without)
     }
 }
 
+static void put_label(const tsr_progress *p, tsr_text *out)
+{
+    if (p->options.label)
+        tsr_text_printf(out, "%s ", p->options.label);
+}
+
 static void put_step(tsr_progress *p, int without)
 {
+    put_label(p, &p->text);
     tsr_text_printf(&p->text, "step %lld", (long long)p->last.step);
     if (p->total_steps && without < NO_TOTAL)
         tsr_text_printf(&p->text, "/%lld", (long long)p->total_steps);
@@ -316,6 +323,7 @@ void tsr_progress_announce(tsr_progress *p, const char *what)
     if (p->mode == TSR_CONFIG_PROGRESS_NONE)
         return;
     if (p->mode == TSR_CONFIG_PROGRESS_LINES) {
+        put_label(p, &p->text);
         tsr_text_printf(&p->text, "%s\n", what);
         emit(p);
         return;
@@ -363,6 +371,7 @@ void tsr_progress_eval(tsr_progress *p, int64_t step, double eval_loss, int64_t 
     if (p->mode == TSR_CONFIG_PROGRESS_NONE)
         return;
     tsr_auto_text line = {0};
+    put_label(p, &line);
     tsr_text_printf(&line, "step %lld  eval_loss ", (long long)step);
     tsr_number_put_fixed(&line, eval_loss, 4);
     tsr_text_printf(&line, " over %lld label tokens", (long long)eval_label_tokens);

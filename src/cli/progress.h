@@ -24,6 +24,8 @@ typedef struct {
     tsr_config_progress mode; /* AUTO: a bar if `terminal`, lines otherwise */
     bool terminal;            /* whether `write` ends at a terminal */
     int columns;              /* its width; 0: 80 */
+    const char
+        *label; /* before each step, evaluation and announcement: of which adapter; NULL: nothing */
 } tsr_progress_options;
 
 /* Copies *options. TSR_ENOMEM. */

@@ -66,6 +66,12 @@ static tsr_status check_fp8(const tsr_job *job)
 
 tsr_status tsr_job_backend_open(tsr_job *job)
 {
+    if (job->base) {
+        job->device = job->base->device;
+        job->streams = job->base->streams;
+        job->kernels = job->base->kernels;
+        return TSR_OK;
+    }
     if (!job->inputs.cuda || job->options.purpose == TSR_JOB_PLAN) {
         job->device = job->host;
         TSR_TRY(tsr_streams_create(&job->streams, job->host, job->control));
@@ -84,6 +90,15 @@ tsr_status tsr_job_backend_open(tsr_job *job)
 
 tsr_status tsr_job_backend_connect(tsr_job *job)
 {
+    if (job->base) {
+        job->shard = job->base->shard;
+        job->replica = job->base->replica;
+        job->node = job->base->node;
+        job->device_world = job->base->device_world;
+        job->device_shard = job->base->device_shard;
+        job->device_replica = job->base->device_replica;
+        return TSR_OK;
+    }
     if (job->device == job->host) {
         job->device_world = job->world;
         job->device_shard = job->shard;

@@ -83,6 +83,10 @@ void tsr_job_listen(tsr_job *job, bool begins)
 static tsr_status connect(tsr_job *job, tsr_comm *world)
 {
     const tsr_job_options *o = &job->options;
+    if (o->base) {
+        tsr_job_base_join(job, o->base);
+        return TSR_OK;
+    }
     tsr_bootstrap bootstrap = {o->bootstrap.rank, o->bootstrap.size, o->bootstrap.all_gather,
                                o->bootstrap.user};
     if (world)
@@ -121,7 +125,8 @@ static void read_config(tsr_error *error, tsr_job *job)
                                 .override_count = o->override_count,
                                 .use = uses[o->purpose],
                                 .rows_given = o->row,
-                                .has_cuda = tsr_device_cuda_built()};
+                                .has_cuda = tsr_device_cuda_built(),
+                                .entry = o->entry};
     tsr_error_take(error, tsr_inputs_read_config(&job->inputs, &source));
     if (job->options.timeout_seconds == 0)
         job->options.timeout_seconds =
@@ -163,6 +168,7 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
     TSR_TRY(tsr_job_agree(job, tsr_error_put(config)));
     take_config(job);
     TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
+    TSR_TRY(tsr_job_agree(job, tsr_job_base_check_config(job)));
     TSR_TRY(choose_date(job));
     if (job->options.purpose == TSR_JOB_DATA)
         return tsr_job_read_data(job);
@@ -190,6 +196,7 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
                 "for another",
                 job->inputs.date);
     TSR_TRY(tsr_job_agree(job, tsr_same_inputs(&job->inputs, job->world, stream)));
+    TSR_TRY(tsr_job_agree(job, tsr_job_base_check_inputs(job)));
     return tsr_job_agree(job, tsr_job_check_resume(job));
 }
 
@@ -212,6 +219,10 @@ static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
                         "tsr_job_options: threads %d, plan_ranks %d, plan_node %d, first_gpu %d, "
                         "timeout_seconds %g; none may be negative",
                         o->threads, o->plan_ranks, o->plan_node, o->first_gpu, o->timeout_seconds);
+    if (o->entry < 0)
+        return tsr_fail(TSR_EINVAL, "tsr_job_options: entry %d is negative", o->entry);
+    if (o->base)
+        TSR_TRY(tsr_job_base_check(o->base, o->purpose));
     if (o->plan_node > 0 && o->plan_ranks > o->plan_node && o->plan_ranks % o->plan_node)
         return tsr_fail(TSR_EUSAGE, "%d ranks in nodes of %d: all nodes must be full",
                         o->plan_ranks, o->plan_node);
@@ -267,6 +278,8 @@ tsr_status tsr_job_decide(tsr_job *job)
     if (job->state != TSR_JOB_CREATED)
         return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_room(&room, job)));
+    if (tsr_job_is_shared(job))
+        return tsr_job_base_decide(job, &room);
     TSR_TRY(tsr_job_agree(job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train,
                                           &room, &job->speeds)));
     if (job->options.purpose != TSR_JOB_PLAN)
@@ -285,8 +298,9 @@ tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
     TSR_TRY(status);
     const tsr_decision *d = &job->decision;
     tsr_job_plan_info own = {
-        .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
-        .host_peak_bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
+        .device_peak_bytes = tsr_job_base_bytes(job, TSR_PLACE_DEVICE),
+        .host_peak_bytes =
+            tsr_job_base_bytes(job, TSR_PLACE_HOST) + tsr_job_base_bytes(job, TSR_PLACE_NODE),
         .parameter_count = job->inputs.layout.parameter_count,
         .trainable_count = job->inputs.layout.trainable_count,
         .plan_hash = d->plan->hash,
@@ -396,6 +410,16 @@ int tsr_job_ranks(const tsr_job *job)
     return tsr_comm_size(job->world);
 }
 
+int tsr_job_adapters(const tsr_job *job)
+{
+    return job->inputs.config.adapter_count;
+}
+
+const char *tsr_job_adapter_name(const tsr_job *job)
+{
+    return job->inputs.config.adapter_name;
+}
+
 int64_t tsr_job_total_steps(const tsr_job *job)
 {
     return job->inputs.batch ? tsr_batch_run_of(job->inputs.batch)->steps : 0;
@@ -428,9 +452,9 @@ static tsr_summary summary_of_plan(const tsr_job *job)
                          .active_count = in->layout.parameter_count - in->layout.idle_count,
                          .trainable_count = in->layout.trainable_count,
                          .ranks = job->view.ranks,
-                         .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
-                         .host_peak_bytes =
-                             d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
+                         .device_peak_bytes = tsr_job_base_bytes(job, TSR_PLACE_DEVICE),
+                         .host_peak_bytes = tsr_job_base_bytes(job, TSR_PLACE_HOST) +
+                                            tsr_job_base_bytes(job, TSR_PLACE_NODE),
                          .unit_count = in->layout.plan_unit_count,
                          .resident_count = d->resident_count,
                          .recompute_full_count = d->full_count,
@@ -524,6 +548,18 @@ void tsr_free(void *text)
     free(text);
 }
 
+static void end_ranks(tsr_job *job)
+{
+    tsr_job_backend_close(job);
+    tsr_comm_destroy(job->replica);
+    tsr_comm_destroy(job->node);
+    tsr_comm_destroy(job->shard);
+    if (job->control)
+        tsr_stream_destroy(job->control);
+    tsr_device_destroy(job->host);
+    tsr_comm_destroy(job->world);
+}
+
 void tsr_job_destroy(tsr_job *job)
 {
     tsr_error error;
@@ -540,7 +576,8 @@ void tsr_job_destroy(tsr_job *job)
     tsr_model_destroy(job->model);
     tsr_micro_batch_free(&job->micro);
     tsr_micro_batch_free(&job->eval_micro);
-    tsr_job_backend_disconnect(job);
+    if (!job->base)
+        tsr_job_backend_disconnect(job);
     tsr_trace_destroy(job->trace);
     tsr_job_close_output(job);
     free(job->spans);
@@ -555,16 +592,14 @@ void tsr_job_destroy(tsr_job *job)
     tsr_text_free(&job->matmuls);
     tsr_arena_destroy(job->device_arena);
     tsr_arena_destroy(job->host_arena);
+    tsr_arena_destroy(job->scratch_device);
+    tsr_arena_destroy(job->scratch_host);
     tsr_decision_free(&job->decision);
     tsr_inputs_close(&job->inputs);
-    tsr_job_backend_close(job);
-    tsr_comm_destroy(job->replica);
-    tsr_comm_destroy(job->node);
-    tsr_comm_destroy(job->shard);
-    if (job->control)
-        tsr_stream_destroy(job->control);
-    tsr_device_destroy(job->host);
-    tsr_comm_destroy(job->world);
+    if (job->base)
+        tsr_job_base_leave(job);
+    else
+        end_ranks(job);
     free(job);
     tsr_error_put(&error);
 }

@@ -70,6 +70,10 @@ struct tsr_job {
     tsr_log_listener former_log;
     tsr_phase_listener former_phase;
     bool train; /* false: evaluation only */
+    /* base.c: the job whose base this one shares (NULL: it has its own), the next that shares it, and of a job with a base
+     * the one that used it last. What belongs to `base`: ranks, device, streams, tables and scratch. */
+    tsr_job *base, *sharer, *active;
+    tsr_arena *scratch_device, *scratch_host;
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;
     tsr_stream *control;
@@ -135,6 +139,23 @@ struct tsr_job {
     int output_lock;          /* of output_dir, rank 0's; -1: not taken */
     tsr_snapshot_file *files; /* [ranks + the adapter's files]: of the one being written */
 };
+
+/* Jobs that share a base (base.c). check: whether one more may share it; join, leave: its list; check_config,
+ * check_inputs: that they can. bytes: of a place, all of them together; taken: of device memory, so far; scratch:
+ * of the largest. decide: for all of them,
+ * collective. enter: before the executor is used, the one that used the base last being another. */
+tsr_job *tsr_job_base_of(tsr_job *job);
+bool tsr_job_is_shared(const tsr_job *job);
+tsr_status tsr_job_base_check(const tsr_job *base, int purpose);
+void tsr_job_base_join(tsr_job *job, tsr_job *base);
+void tsr_job_base_leave(tsr_job *job);
+tsr_status tsr_job_base_check_config(const tsr_job *job);
+tsr_status tsr_job_base_check_inputs(const tsr_job *job);
+uint64_t tsr_job_base_bytes(const tsr_job *job, tsr_place place);
+uint64_t tsr_job_base_taken(const tsr_job *job);
+uint64_t tsr_job_base_scratch(const tsr_job *base, tsr_place place);
+tsr_status tsr_job_base_decide(tsr_job *job, const tsr_room *room);
+tsr_status tsr_job_base_enter(tsr_job *job);
 
 /* The backend (backend.c). choose: from the configuration and the GPUs that are there, the same
  * on all ranks. open: the device and its streams. connect: its communicators, after the host's were

@@ -23,18 +23,46 @@ static tsr_status split(tsr_job *job)
     return tsr_comm_split(&job->replica, job->world, stream, rank % d->group);
 }
 
+/* Of jobs that share a base, the first takes the base and the scratch of all. */
+static tsr_status take_arenas(tsr_taker *taker, tsr_job *job)
+{
+    const tsr_memory_plan *plan = &job->decision.memory;
+    tsr_job *base = tsr_job_base_of(job);
+    bool shared = tsr_job_is_shared(job);
+    const tsr_memory kind[] = {TSR_MEMORY_DEVICE, TSR_MEMORY_HOST};
+    const tsr_place place[] = {TSR_PLACE_DEVICE, TSR_PLACE_HOST};
+    tsr_arena **own[] = {&job->device_arena, &job->host_arena};
+    tsr_arena **scratch[] = {&base->scratch_device, &base->scratch_host};
+    for (int i = 0; i < 2; i++) {
+        uint64_t bytes = plan->total[place[i]];
+        bytes -= shared ? plan->of_use[TSR_BUFFER_SCRATCH][place[i]] : 0;
+        bytes -= job->base ? plan->of_use[TSR_BUFFER_BASE][place[i]] : 0;
+        TSR_TRY(tsr_arena_create(own[i], job->device, kind[i], bytes));
+        if (shared && job == base)
+            TSR_TRY(tsr_arena_create(scratch[i], job->device, kind[i],
+                                     tsr_job_base_scratch(base, place[i])));
+        if (job->base)
+            tsr_arena_rewind(*scratch[i]);
+    }
+    *taker = (tsr_taker){.plan = &job->decision.memory,
+                         .device = job->device_arena,
+                         .host = job->host_arena,
+                         .scratch_device = base->scratch_device,
+                         .scratch_host = base->scratch_host,
+                         .has_base = job->base != NULL};
+    return TSR_OK;
+}
+
 static tsr_status take_memory(tsr_job *job)
 {
     tsr_decision *d = &job->decision;
-    const tsr_memory_plan *memory = &d->memory;
-    TSR_TRY(tsr_arena_create(&job->device_arena, job->device, TSR_MEMORY_DEVICE,
-                             memory->total[TSR_PLACE_DEVICE]));
-    TSR_TRY(tsr_arena_create(&job->host_arena, job->device, TSR_MEMORY_HOST,
-                             memory->total[TSR_PLACE_HOST]));
+    tsr_taker taker;
+    TSR_TRY(take_arenas(&taker, job));
     TSR_TRY(tsr_model_create(&job->model, &d->model));
-    tsr_taker taker = {.plan = &d->memory, .device = job->device_arena, .host = job->host_arena};
     TSR_TRY(tsr_decision_walk(d, &job->inputs, &job->view, &taker, job->model, &job->buffers));
     TSR_TRY(tsr_taker_finish(&taker));
+    if (job->base)
+        TSR_TRY(tsr_store_borrow(&d->store, &job->base->decision.store));
     job->sums = job->buffers.sums;
     job->files = calloc((size_t)job->view.ranks + 6, sizeof *job->files);
     job->word = calloc(tsr_store_words(&job->decision.store), sizeof *job->word);
@@ -120,6 +148,12 @@ static tsr_status load_weights(tsr_job *job)
             TSR_TRY(tsr_model_load_unit(job->model, unit, part, &loader));
         }
     return tsr_job_agree(job, load_tables(job));
+}
+
+/* What the job's model keeps of a base that another has read. */
+static tsr_status take_base(tsr_job *job)
+{
+    return tsr_job_agree(job, tsr_model_take_base(job->model, job->base->model));
 }
 
 /* ---- the adapter ---- */
@@ -406,11 +440,15 @@ static tsr_status make_spans(tsr_job *job)
     return TSR_OK;
 }
 
+/* *out not NULL: it is shared already. */
 static tsr_status share_table(char **out, tsr_frozen *table, tsr_job *job, const tsr_tensor *tensor)
 {
     void *address = NULL;
     tsr_array array = tsr_host_table(tensor);
-    TSR_TRY(tsr_comm_share(&address, job->world, job->control, tsr_array_bytes(array)));
+    if (!*out)
+        TSR_TRY(tsr_comm_share(&address, job->world, job->control, tsr_array_bytes(array)));
+    else
+        address = *out;
     *table = (tsr_frozen){address, array.dtype};
     *out = address;
     return TSR_OK;
@@ -419,6 +457,10 @@ static tsr_status share_table(char **out, tsr_frozen *table, tsr_job *job, const
 static tsr_status share_tables(tsr_host_tables *out, tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
+    if (job->base) {
+        job->embedding = job->base->embedding;
+        job->layer_rows = job->base->layer_rows;
+    }
     if (!layout->embedding_whole)
         TSR_TRY(share_table(&job->embedding, &out->embedding, job, layout->embedding));
     return layout->layer_rows
@@ -435,7 +477,8 @@ static tsr_status start(tsr_job *job)
     tsr_host_tables tables = {0};
     if (job->train)
         TSR_TRY(tsr_job_agree(job, make_schedule(job)));
-    TSR_TRY(split(job));
+    if (!job->base)
+        TSR_TRY(split(job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_connect(job)));
     if (job->inputs.config.trace)
         TSR_TRY(tsr_job_agree(job, tsr_trace_create(&job->trace, job)));
@@ -455,9 +498,10 @@ static tsr_status start(tsr_job *job)
                                                stream[TSR_STREAM_H2D], &tables, sums)));
     TSR_TRY(tsr_job_choose_matmuls(job));
     TSR_TRY(tsr_job_make_factors(job));
-    TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
-    TSR_TRY(
-        tsr_load_finish(&d->store, job->device_world, job->device_shard, stream[TSR_STREAM_COMM]));
+    TSR_TRY(job->base ? take_base(job) : job->fill ? job->fill(job) : load_weights(job));
+    if (!job->base)
+        TSR_TRY(tsr_load_finish(&d->store, job->device_world, job->device_shard,
+                                stream[TSR_STREAM_COMM]));
     if (!job->resume)
         TSR_TRY(tsr_job_agree(job, tsr_job_load_router_bias(job)));
     if (job->inputs.adapter.present)
@@ -477,6 +521,7 @@ static tsr_status start(tsr_job *job)
     options.callbacks.user = job;
     TSR_TRY(tsr_job_agree(job, tsr_executor_create(&job->executor, &options)));
     TSR_TRY(tsr_executor_prologue(job->executor));
+    tsr_job_base_of(job)->active = job;
     if (job->inputs.adapter.present && job->inputs.adapter.fresh_magnitudes && !job->resume)
         TSR_TRY(fresh_magnitudes(job));
     return tsr_job_make_reference(job);
@@ -487,6 +532,8 @@ static tsr_status decide_and_start(tsr_job *job)
     TSR_TRY(tsr_job_decide(job));
     if (job->state != TSR_JOB_PLANNED)
         return tsr_fail(TSR_EINVAL, "the job has been started before");
+    if (job->base && job->base->state != TSR_JOB_STARTED)
+        return tsr_fail(TSR_EINVAL, "start the job whose base is shared first");
     bool first = job->view.rank == 0, trains = job->options.purpose == TSR_JOB_TRAIN;
     TSR_TRY(tsr_job_agree(job, first && trains ? tsr_job_check_space(job) : TSR_OK));
     TSR_TRY(tsr_job_agree(job, start(job)));

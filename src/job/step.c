@@ -402,7 +402,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
         .label_tokens = info->label_tokens,
         .input_tokens = info->input_tokens,
         .step_s = now - job->word_time,
-        .device_bytes = tsr_arena_high_water(job->device_arena),
+        .device_bytes = tsr_job_base_taken(job),
         .exposed_s = exposed - job->exposed_before,
         .skipped = discards,
     };
@@ -442,6 +442,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
 {
     tsr_batch_step_info info;
     double before = tsr_now();
+    TSR_TRY(tsr_job_base_enter(job));
     TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
     job->adamw.learning_rate = job->inputs.config.learning_rate *
                                tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
@@ -519,6 +520,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
     int64_t *word = job->eval_word;
     double before = tsr_now();
     bool stopped;
+    TSR_TRY(tsr_job_base_enter(job));
     memset(word, 0, tsr_store_words(&job->decision.store) * sizeof *word);
     TSR_TRY(tsr_batch_step(job->inputs.eval_batch, 0, &info));
     if (job->staged_ahead) /* the next training step's: it will be staged again */

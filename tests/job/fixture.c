@@ -36,6 +36,12 @@ void job_choose_backend(int argc, char **argv)
     }
 }
 
+void job_backend_keys(const char *out[JOB_BACKEND_KEYS])
+{
+    out[0] = backend_key;
+    out[1] = dtype_key;
+}
+
 int job_ranks(int wanted)
 {
     return wanted < most_ranks ? wanted : most_ranks;

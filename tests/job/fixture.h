@@ -18,6 +18,10 @@
  * fewer GPUs than ranks. Before anything else. */
 void job_choose_backend(int argc, char **argv);
 
+/* The overrides that choose it. */
+#define JOB_BACKEND_KEYS 2
+void job_backend_keys(const char *out[JOB_BACKEND_KEYS]);
+
 /* `wanted` ranks, or as many as there may be. */
 int job_ranks(int wanted);
 

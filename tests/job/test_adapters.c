@@ -1,0 +1,415 @@
+/*
+ * Several adapters on one base, in turns: each has the losses, evaluations and bytes of a job of its own, on one rank and
+ * on three, wherever the base lies, also stopped and resumed; what they share lasts for a step at most; the memory is the
+ * plan's; and every list of adapters that is refused.
+ *
+ *     test_job_adapters [cuda DTYPE RANKS]
+ */
+#include "job/fixture.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MEMBERS 4
+
+/* What all have, and each one's own keys: lines of a job of its own, and of an entry of the list. */
+#define COMMON                                                                                     \
+    "model_name_or_path: " JOB_MODEL "\ntotal_batch_size: 6\nper_device_train_batch_size: 2\n"     \
+    "max_grad_norm: 1\n"
+
+static const char *const members[MEMBERS][12] = {
+    {"dataset: %s/rows.jsonl", "eval_dataset: %s/held_out.jsonl", "lora_r: 4", "max_steps: 3",
+     "eval_steps: 2", "eval_strategy: steps"},
+    {"dataset: %s/other.jsonl", "eval_dataset: %s/rows.jsonl", "use_dora: true", "lora_r: 8",
+     "max_steps: 5", "seed: 7", "learning_rate: 1e-3", "lr_scheduler_type: cosine",
+     "weight_decay: 0.1"},
+    {"dataset: " TSR_SOURCE_DIR "/tests/golden/objectives/data/preference_conversational.jsonl",
+     "objective: dpo", "lora_r: 2", "lora_target_modules: [q_proj, v_proj, down_proj]",
+     "max_steps: 2", "truncation: drop", "max_length: 512"},
+    {"dataset: %s/rows.jsonl", "packing: true", "max_length: 200", "lora_dropout: 0.1",
+     "lora_r: 16", "max_steps: 4", "optimizer_offload: true", "gradient_checkpointing: full"}};
+
+static void put_key(tsr_text *out, const char *before, const char *line)
+{
+    tsr_text_puts(out, before);
+    const char *place = strstr(line, "%s");
+    tsr_text_append(out, line, place ? (size_t)(place - line) : strlen(line));
+    if (place)
+        tsr_text_printf(out, "%s%s", scratch_path("."), place + 2);
+    tsr_text_puts(out, "\n");
+}
+
+static void configure_one(tsr_text *out, int member, const char *more)
+{
+    tsr_text_puts(out, COMMON);
+    tsr_text_puts(out, more);
+    for (int i = 0; members[member][i]; i++)
+        put_key(out, "", members[member][i]);
+}
+
+static void configure_all(tsr_text *out, const char *more)
+{
+    tsr_text_puts(out, COMMON);
+    tsr_text_puts(out, more);
+    tsr_text_puts(out, "adapters:\n");
+    for (int m = 0; m < MEMBERS; m++) {
+        tsr_text_printf(out, "- name: member%d\n", m);
+        for (int i = 0; members[m][i]; i++)
+            put_key(out, "  ", members[m][i]);
+    }
+}
+
+/* ---- a run of all ---- */
+
+typedef struct {
+    tsr_comm *world;
+    const char *config;
+    int stop_after; /* rounds, on rank 0; 0: never */
+    bool resume, poison, keep;
+    int rank, status;
+    volatile int stop;
+    char message[1024];
+    uint64_t planned, taken;
+    job_result result[MEMBERS];
+} rank_run;
+
+/* Nothing of the memory that all share is needed by the next one, even if it is the same. */
+static void poison(tsr_job *base)
+{
+    tsr_arena *arena[] = {base->scratch_device, base->scratch_host};
+    for (int i = 0; i < 2; i++) {
+        void *bytes;
+        tsr_arena_rewind(arena[i]);
+        assert_int_equal(tsr_arena_take(&bytes, arena[i], "all", tsr_arena_bytes(arena[i])),
+                         TSR_OK);
+        if (bytes)
+            memset(bytes, 0xff, tsr_arena_bytes(arena[i]));
+    }
+    base->active = NULL;
+}
+
+static int evaluate(tsr_job *job, job_result *r)
+{
+    if (!tsr_config_evaluates(&job->inputs.config))
+        return 0;
+    r->eval[r->eval_count].size = sizeof r->eval[0];
+    return tsr_job_evaluate(job, &r->eval[r->eval_count++]);
+}
+
+/* 1: the last one was done before. */
+static int step(rank_run *run, tsr_job *job, job_result *r)
+{
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    int status = tsr_job_step(job, &report);
+    if (status != 0)
+        return status;
+    if (run->poison && !job_on_gpu()) {
+        tsr_streams_synchronize(&job->streams);
+        poison(tsr_job_base_of(job));
+    }
+    r->step[r->step_count++] = report;
+    r->stopped = report.stopped;
+    if (report.evaluate && !report.stopped)
+        status = evaluate(job, r);
+    return status == 0 && report.save ? tsr_job_checkpoint(job) : status;
+}
+
+static int run_members(rank_run *run, tsr_job **job)
+{
+    int status = 0, left = MEMBERS;
+    bool ended[MEMBERS] = {false};
+    for (int m = 0; m < MEMBERS && status == 0; m++) {
+        ended[m] = !job[m];
+        left -= ended[m];
+        if (job[m] && !run->resume)
+            status = evaluate(job[m], &run->result[m]);
+    }
+    for (int round = 0; left && status == 0; round++) {
+        run->stop = run->rank == 0 && run->stop_after && round >= run->stop_after;
+        for (int m = 0; m < MEMBERS && status == 0; m++) {
+            if (ended[m])
+                continue;
+            status = step(run, job[m], &run->result[m]);
+            ended[m] = status == TSR_JOB_DONE || run->result[m].stopped;
+            left -= ended[m];
+            if (status == TSR_JOB_DONE)
+                status = tsr_job_save(job[m]);
+        }
+    }
+    return status;
+}
+
+static int create(rank_run *run, tsr_job **job)
+{
+    const char *overrides[JOB_BACKEND_KEYS + 3];
+    char output[600];
+    job_backend_keys(overrides);
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("all"));
+    overrides[JOB_BACKEND_KEYS] = output;
+    overrides[JOB_BACKEND_KEYS + 1] =
+        run->resume ? "resume_from_checkpoint=true" : "overwrite_output_dir=true";
+    overrides[JOB_BACKEND_KEYS + 2] = "save_strategy=no";
+    tsr_job_options options = {.size = sizeof options,
+                               .config_text = run->config,
+                               .overrides = overrides,
+                               .override_count = JOB_BACKEND_KEYS + 3,
+                               .threads = 1,
+                               .timeout_seconds = 60,
+                               .stop = &run->stop};
+    for (int m = 0; m < MEMBERS; m++) {
+        options.entry = m;
+        int status = tsr_job_create_on(&job[m], &options, options.base ? NULL : run->world);
+        if (status < 0)
+            return status;
+        assert_int_equal(tsr_job_adapters(job[m]), MEMBERS);
+        assert_true(!strncmp(tsr_job_adapter_name(job[m]), "member", 6));
+        if (run->resume && tsr_job_finished(job[m])) {
+            tsr_job_destroy(job[m]);
+            job[m] = NULL;
+        }
+        options.base = options.base ? options.base : job[m];
+    }
+    return 0;
+}
+
+static void *run_rank(void *user)
+{
+    rank_run *run = user;
+    tsr_job *job[MEMBERS] = {NULL};
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
+    int status = create(run, job);
+    if (status == 0)
+        status = tsr_job_plan(job[1], &info);
+    for (int m = 0; m < MEMBERS && status == 0; m++)
+        status = job[m] ? tsr_job_start(job[m]) : 0;
+    if (status == 0)
+        status = run_members(run, job);
+    if (status == 0)
+        run->taken = tsr_job_base_taken(job[1]);
+    run->planned = info.device_peak_bytes;
+    run->status = status;
+    snprintf(run->message, sizeof run->message, "%s", tsr_last_error());
+    for (int m = MEMBERS - 1; m >= 0; m--)
+        tsr_job_destroy(job[m]);
+    return NULL;
+}
+
+static void read_adapters(rank_run *run)
+{
+    for (int m = 0; m < MEMBERS; m++) {
+        char name[64];
+        uint64_t bytes = 0;
+        snprintf(name, sizeof name, "all/member%d/adapter_model.safetensors", m);
+        if (run->result[m].stopped)
+            continue;
+        run->result[m].adapter = (uint8_t *)read_whole(&bytes, scratch_path(name));
+        run->result[m].adapter_bytes = bytes;
+    }
+}
+
+/* *out is rank 0's; free with free_run. */
+static void run_all(rank_run *out, int ranks, rank_run prototype)
+{
+    tsr_comm *comms[JOB_RANKS_MAX] = {0};
+    pthread_t threads[JOB_RANKS_MAX];
+    rank_run *runs = calloc((size_t)ranks, sizeof *runs);
+    assert_non_null(runs);
+    assert_int_equal(tsr_comm_create_threads(comms, ranks, 60), TSR_OK);
+    for (int i = 0; i < ranks; i++) {
+        runs[i] = prototype;
+        runs[i].world = comms[i];
+        runs[i].rank = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, run_rank, &runs[i]), 0);
+    }
+    for (int i = 0; i < ranks; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < ranks; i++) {
+        if (runs[i].status != 0)
+            fail_msg("rank %d ended with %d after %d %d %d %d steps: %s", i, runs[i].status,
+                     runs[i].result[0].step_count, runs[i].result[1].step_count,
+                     runs[i].result[2].step_count, runs[i].result[3].step_count, runs[i].message);
+        assert_int_equal(runs[i].planned, runs[i].taken);
+    }
+    *out = runs[0];
+    free(runs);
+    read_adapters(out);
+}
+
+static void free_run(rank_run *run)
+{
+    for (int m = 0; m < MEMBERS; m++)
+        job_result_free(&run->result[m]);
+}
+
+static void run_single(job_result *out, int ranks, int member, const char *more)
+{
+    tsr_auto_text config = {0};
+    configure_one(&config, member, more);
+    tsr_text_puts(&config, "save_strategy: no\n");
+    job_run(out, ranks, tsr_text_string(&config));
+    if (out->status != 0)
+        fail_msg("member %d: %s", member, out->message);
+}
+
+/* ---- tests ---- */
+
+static void test_same_bits(void **state)
+{
+    static const char *const ways[] = {"", "offload: sharded\nunit_policy: 2\n",
+                                       "offload: full\nuse_bnb_nested_quant: false\n"};
+    (void)state;
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+        int ranks = job_ranks(w == 1 ? 3 : 1);
+        tsr_auto_text config = {0};
+        rank_run all;
+        configure_all(&config, ways[w]);
+        run_all(&all, ranks, (rank_run){.config = tsr_text_string(&config), .poison = true});
+        for (int m = 0; m < MEMBERS; m++) {
+            job_result one;
+            char what[64];
+            snprintf(what, sizeof what, "way %zu, member %d", w, m);
+            run_single(&one, 1, m, ways[w]);
+            job_assert_same(&one, &all.result[m], what);
+            job_result_free(&one);
+        }
+        free_run(&all);
+    }
+}
+
+/* Stopped after two rounds, when the shortest has done all its steps, and resumed. */
+static void test_resume(void **state)
+{
+    (void)state;
+    int ranks = job_ranks(2);
+    tsr_auto_text config = {0};
+    rank_run whole, first, second;
+    configure_all(&config, "");
+    run_all(&whole, 1, (rank_run){.config = tsr_text_string(&config)});
+    run_all(&first, ranks, (rank_run){.config = tsr_text_string(&config), .stop_after = 1});
+    for (int m = 0; m < MEMBERS; m++)
+        assert_int_equal(first.result[m].step_count, 2);
+    run_all(&second, 1, (rank_run){.config = tsr_text_string(&config), .resume = true});
+    for (int m = 0; m < MEMBERS; m++) {
+        char what[32];
+        snprintf(what, sizeof what, "member %d", m);
+        job_assert_part(&whole.result[m], &first.result[m], 0, false, what);
+        job_assert_part(&whole.result[m], &second.result[m], 2, true,
+                        what); /* no step of one that had ended */
+    }
+    free_run(&whole);
+    free_run(&first);
+    free_run(&second);
+}
+
+/* The second of two entries. */
+static void expect_refused(const char *entries, tsr_status wanted, const char *words)
+{
+    tsr_auto_text config = {0};
+    tsr_job *job[2] = {NULL};
+    const char *overrides[] = {"backend=cpu"};
+    tsr_text_printf(&config, "%sdataset: %s\n", COMMON, scratch_path("rows.jsonl"));
+    tsr_text_printf(&config, "output_dir: %s\nadapters:\n%s", scratch_path("refused"), entries);
+    tsr_job_options options = {.size = sizeof options,
+                               .config_text = tsr_text_string(&config),
+                               .overrides = overrides,
+                               .override_count = 1,
+                               .threads = 1};
+    tsr_status status = tsr_job_create(&job[0], &options);
+    options.base = job[0];
+    options.entry = 1;
+    if (status == TSR_OK)
+        status = tsr_job_create(&job[1], &options);
+    if (status != wanted || !strstr(tsr_last_error(), words))
+        fail_msg("%s\nended with %d: %s\nexpected %d: %s", entries, status, tsr_last_error(),
+                 wanted, words);
+    tsr_job_destroy(job[0]);
+    assert_int_not_equal(access(scratch_path("refused"), F_OK), 0);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const char *const refused[][2] = {
+        {"- name: a\n- name: a\n", "entries 1 and 2 are both called a"},
+        {"- name: a\n- lora_r: 4\n", "entry 2 has no name"},
+        {"- name: a\n- name: ../b\n", "name of entry 2: found '../b'"},
+        {"- name: a\n- name: [b]\n", "name of entry 2"},
+        {"  a: 1\n", "expected a list of 1 to 64 maps"},
+        {"- name: a\n- 5\n", "entry 2 has no name"},
+        {"- name: a\n- name: b\n  memory_budget: 1GiB\n",
+         "memory_budget: is the same for all adapters"},
+        {"- name: a\n- name: b\n  lora_rank: 4\n", "no key 'lora_rank'; did you mean lora_r?"},
+        {"- name: a\n- name: b\n  lora_r: 4\n  lora_r: 5\n", "lora_r"},
+        {"- name: a\n- name: b\n  output_dir: OUT/a\n", "is the directory of a too"},
+        {"- name: a\n- name: b\n  init_lora_weights: pissa\n", "pissa changes the base"},
+        {"- name: a\n- name: b\n  modules_to_save: [embed_tokens, lm_head]\n",
+         "adapters a and b: one trains tables"},
+        {"- name: a\n- name: b\n  dataset: missing.jsonl\n", "missing.jsonl"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        tsr_auto_text entries = {0};
+        const char *at = strstr(refused[i][0], "OUT");
+        tsr_text_append(&entries, refused[i][0],
+                        at ? (size_t)(at - refused[i][0]) : strlen(refused[i][0]));
+        if (at)
+            tsr_text_printf(&entries, "%s%s", scratch_path("refused"), at + 3);
+        bool data = strstr(refused[i][1], ".jsonl") != NULL;
+        expect_refused(tsr_text_string(&entries), data ? TSR_EDATA : TSR_ECONFIG, refused[i][1]);
+    }
+    expect_refused("- name: a\n- name: b\ntrace: t.json\n", TSR_ECONFIG,
+                   "a trace is of one adapter");
+}
+
+/* Calls in an order that cannot be. */
+static void test_order(void **state)
+{
+    (void)state;
+    char output[600];
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("order"));
+    const char *overrides[] = {output, "backend=cpu"};
+    tsr_auto_text config = {0};
+    tsr_job *first = NULL, *second = NULL, *third = NULL;
+    tsr_text_printf(&config,
+                    "%sdataset: %s\nmax_steps: 1\nadapters:\n- name: a\n- name: b\n- name: c\n",
+                    COMMON, scratch_path("rows.jsonl"));
+    tsr_job_options options = {.size = sizeof options,
+                               .config_text = tsr_text_string(&config),
+                               .overrides = overrides,
+                               .override_count = 2,
+                               .threads = 1};
+    assert_int_equal(tsr_job_create(&first, &options), TSR_OK);
+    options.base = first;
+    options.entry = 1;
+    options.purpose = TSR_JOB_PLAN;
+    assert_int_equal(tsr_job_create(&second, &options), TSR_EINVAL);
+    options.purpose = TSR_JOB_TRAIN;
+    assert_int_equal(tsr_job_create(&second, &options), TSR_OK);
+    options.base = second;
+    options.entry = 2;
+    assert_int_equal(tsr_job_create(&third, &options), TSR_EINVAL);
+    assert_int_equal(tsr_job_start(second), TSR_EINVAL);
+    options.base = first;
+    assert_int_equal(tsr_job_create(&third, &options), TSR_EINVAL); /* planned already */
+    tsr_job_destroy(second);
+    tsr_job_destroy(first);
+}
+
+static int set_up(void **state)
+{
+    scratch_setup(state);
+    job_write_documents("rows.jsonl", 40, 512, 3);
+    job_write_documents("other.jsonl", 60, 512, 5);
+    job_write_documents("held_out.jsonl", 7, 512, 9);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    job_choose_backend(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_order)};
+    return cmocka_run_group_tests(tests, set_up, scratch_teardown);
+}
