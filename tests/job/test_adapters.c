@@ -28,16 +28,18 @@ static const char *const members[MEMBERS][12] = {
     {"dataset: " TSR_SOURCE_DIR "/tests/golden/objectives/data/preference_conversational.jsonl",
      "objective: dpo", "lora_r: 2", "lora_target_modules: [q_proj, v_proj, down_proj]",
      "max_steps: 2", "truncation: drop", "max_length: 512"},
-    {"dataset: %s/rows.jsonl", "packing: true", "max_length: 200", "lora_dropout: 0.1",
-     "lora_r: 16", "max_steps: 4", "optimizer_offload: true", "gradient_checkpointing: full"}};
+    {"dataset: %s/rows.jsonl", "packing: true", "max_length: %d", "lora_dropout: 0.1", "lora_r: 16",
+     "max_steps: 4", "optimizer_offload: true", "gradient_checkpointing: full"}};
 
 static void put_key(tsr_text *out, const char *before, const char *line)
 {
     tsr_text_puts(out, before);
-    const char *place = strstr(line, "%s");
+    const char *place = strchr(line, '%');
     tsr_text_append(out, line, place ? (size_t)(place - line) : strlen(line));
-    if (place)
+    if (place && place[1] == 's')
         tsr_text_printf(out, "%s%s", scratch_path("."), place + 2);
+    else if (place)
+        tsr_text_printf(out, "%d", job_tokens(200));
     tsr_text_puts(out, "\n");
 }
 

@@ -42,8 +42,9 @@ static void test_purposes(void **state)
     tsr_purposes found;
     (void)state;
     for (int i = 0; i < count; i++)
-        assert_int_equal(tsr_memory_plan_add(&memory, buffers[i].place, buffers[i].name,
-                                             buffers[i].why, tsr_array_of_bytes(buffers[i].bytes)),
+        assert_int_equal(tsr_memory_plan_add(&memory, buffers[i].place, TSR_BUFFER_OWN,
+                                             buffers[i].name, buffers[i].why,
+                                             tsr_array_of_bytes(buffers[i].bytes)),
                          TSR_OK);
     assert_int_equal(tsr_purposes_make(&found, &memory), TSR_OK);
     assert_int_equal(found.count, 5);

@@ -220,7 +220,7 @@ static void test_memory_plan(void **state)
     tsr_arena_destroy(memory);
     tsr_arena_destroy(host);
     tsr_device_destroy(device);
-    assert_int_equal(tsr_memory_plan_add(&plan, TSR_PLACE_HOST, "huge", "why",
+    assert_int_equal(tsr_memory_plan_add(&plan, TSR_PLACE_HOST, TSR_BUFFER_OWN, "huge", "why",
                                          tsr_array_of_bytes(UINT64_MAX - 5)),
                      TSR_EINVAL);
     tsr_memory_plan_free(&plan);
