@@ -11,6 +11,7 @@
  * the weights are made up (model.h). key=value goes to the configuration. Under mpirun every rank
  * trains BATCH x LENGTH tokens and rank 0 reports: one line of JSON on stdout, a summary on stderr.
  * With --pairs two rows at a time are a pair that DPO is trained on: as many tokens, and all but two of them labels, as without.
+ * With --adapters so many of them on one base step in turns, and a step is one adapter's.
  * With --documents the BATCH x LENGTH tokens of a micro-batch are documents of such lengths.
  *
  * --runs: each line of FILE that is not empty and no comment (#) is a run, with the options of the
@@ -43,15 +44,15 @@
 
 static int usage(const char *what)
 {
-    fprintf(
-        stderr,
-        "bench_model: %s\nusage: bench_model --shape S [--layers N] [--batch B] [--length L] "
-        "[--documents LEAST:MOST]\n  [--adapter lora|dora] [--rank R] "
-        "[--recompute none|selective|full|auto]\n  [--offload none|sharded|full|auto] "
-        "[--dtype D] [--backend B] [--memory-budget BYTES]\n  [--resident 0|N|auto] [--steps "
-        "N] [--warmup N] [--timeline] [--pairs] [--roofs FILE] [--scratch DIR]\n  [--runs FILE] "
-        "[key=value ...]\n  shapes: %s\n",
-        what, bench_shape_names());
+    fprintf(stderr,
+            "bench_model: %s\nusage: bench_model --shape S [--layers N] [--batch B] [--length L] "
+            "[--documents LEAST:MOST]\n  [--adapter lora|dora] [--rank R] "
+            "[--recompute none|selective|full|auto]\n  [--offload none|sharded|full|auto] "
+            "[--dtype D] [--backend B] [--memory-budget BYTES]\n  [--resident 0|N|auto] [--steps "
+            "N] [--warmup N] [--timeline] [--pairs] [--adapters N] [--roofs FILE] [--scratch "
+            "DIR]\n  [--runs FILE] "
+            "[key=value ...]\n  shapes: %s\n",
+            what, bench_shape_names());
     return -1;
 }
 
@@ -88,9 +89,10 @@ static int set_option(bench_run *run, const char *key, const char *value)
         const char *key;
         int64_t *field;
         int64_t least;
-    } numbers[] = {{"layers", &run->layers, 1}, {"batch", &run->batch, 1},
-                   {"length", &run->length, 2}, {"rank", &run->r, 1},
-                   {"steps", &run->steps, 1},   {"warmup", &run->warmup, 0}};
+    } numbers[] = {{"layers", &run->layers, 1},    {"batch", &run->batch, 1},
+                   {"length", &run->length, 2},    {"rank", &run->r, 1},
+                   {"steps", &run->steps, 1},      {"warmup", &run->warmup, 0},
+                   {"adapters", &run->adapters, 1}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (!strcmp(key, numbers[i].key)) {
             *numbers[i].field = atoll(value);
@@ -146,6 +148,8 @@ static int settle(bench_run *run)
         return usage("--pairs needs an even --batch");
     if (run->timeline && run->warmup < TSR_TRACE_LAST)
         run->warmup = TSR_TRACE_LAST;
+    if (run->adapters > BENCH_MOST_ADAPTERS || (run->adapters > 1 && run->timeline))
+        return usage("too many --adapters, or several with --timeline");
     if (run->shape.layers > BENCH_MOST_LAYERS)
         return usage("too many layers");
     if (run->steps + run->warmup > BENCH_MOST_STEPS)

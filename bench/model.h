@@ -24,6 +24,7 @@
 #define BENCH_MOST_STEPS     4096
 #define BENCH_MOST_DOCUMENTS 1024
 #define BENCH_MOST_LAYERS    256
+#define BENCH_MOST_ADAPTERS  16
 
 typedef struct {
     const char *name, *type, *class; /* "llama3-8b", "llama", "LlamaForCausalLM" */
@@ -43,6 +44,7 @@ typedef struct {
     bench_shape shape; /* layers: as asked for */
     int64_t layers;    /* 0: all of the shape */
     int64_t batch, length, r, steps, warmup;
+    int64_t adapters; /* on one base, that step in turns: a step is one adapter's */
     bool dora, timeline;
     bool pairs; /* rows are answers, two of them a pair, which DPO is trained on */
     const char *recompute, *offload, *dtype, *backend, *memory_budget, *resident;

@@ -291,6 +291,10 @@ static int write_job(const bench_run *run)
             "gradient_checkpointing: %s\noffload: %s\nmemory_budget: %s\n"
             "resident_units: %s\noutput_dir: \"%s/out\"\noverwrite_output_dir: true\n",
             run->recompute, run->offload, run->memory_budget, run->resident, run->directory);
+    if (run->adapters > 1)
+        fputs("adapters:\n", file);
+    for (int64_t i = 0; run->adapters > 1 && i < run->adapters; i++)
+        fprintf(file, "- {name: a%" PRId64 ", seed: %" PRId64 "}\n", i, i);
     return finish(file, "job.yaml");
 }
 

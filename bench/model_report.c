@@ -56,6 +56,8 @@ static json_t *describe_run(const bench_run *run)
         "steps", (json_int_t)run->steps, "warmup", (json_int_t)run->warmup);
     json_object_update_new(all, json_pack("{ss ss* si}", "resident", run->resident, "documents",
                                           run->documents, "rows", (int)run->row_count));
+    if (run->adapters > 1)
+        json_object_set_new(all, "adapters", json_integer(run->adapters));
     if (run->pairs)
         json_object_set_new(all, "pairs", json_true());
     return all;

@@ -41,11 +41,23 @@ static int make_files(bench_run *run)
     return failed;
 }
 
+static void remove_output(const bench_run *run, const char *directory)
+{
+    static const char *const names[] = {"metrics.jsonl", "job.yaml", "plan.json", "matmuls.txt",
+                                        "trace.json"};
+    char path[BENCH_PATH_BYTES];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s/%s", run->directory, directory, names[i]);
+        unlink(path);
+    }
+    snprintf(path, sizeof path, "%s/%s", run->directory, directory);
+    rmdir(path);
+}
+
 static void remove_files(const bench_run *run)
 {
-    static const char *const names[] = {"config.json",   "model.safetensors", "rows.jsonl",
-                                        "job.yaml",      "out/metrics.jsonl", "out/job.yaml",
-                                        "out/plan.json", "out/matmuls.txt",   "out/trace.json"};
+    static const char *const names[] = {"config.json", "model.safetensors", "rows.jsonl",
+                                        "job.yaml"};
     char path[BENCH_PATH_BYTES];
     if (run->rank != 0 || !run->directory[0])
         return;
@@ -53,8 +65,12 @@ static void remove_files(const bench_run *run)
         snprintf(path, sizeof path, "%s/%s", run->directory, names[i]);
         unlink(path);
     }
-    snprintf(path, sizeof path, "%s/out", run->directory);
-    rmdir(path);
+    for (int64_t i = 0; i < run->adapters; i++) {
+        char output[32];
+        snprintf(output, sizeof output, "out/a%d", (int)i);
+        remove_output(run, output);
+    }
+    remove_output(run, "out");
     if (rmdir(run->directory) != 0)
         fprintf(stderr, "bench_model: %s was left behind\n", run->directory);
 }
@@ -67,8 +83,9 @@ static void describe(bench_result *out, const tsr_job *job)
     out->dtype = job->inputs.compute;
     out->cuda = job->inputs.cuda;
     out->fp8 = d->model.fp8;
-    out->arena_planned = d->memory.total[TSR_PLACE_DEVICE];
-    out->host_bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE];
+    out->arena_planned = tsr_job_base_bytes(job, TSR_PLACE_DEVICE);
+    out->host_bytes =
+        tsr_job_base_bytes(job, TSR_PLACE_HOST) + tsr_job_base_bytes(job, TSR_PLACE_NODE);
     out->resident = d->resident_count;
     out->selective = d->selective_count;
     out->full = d->full_count;
@@ -90,11 +107,13 @@ static void describe(bench_result *out, const tsr_job *job)
     snprintf(out->device, sizeof out->device, "%s", tsr_device_description(job->device));
 }
 
-static int run_steps(bench_result *out, const bench_run *run, tsr_job *job)
+static int run_steps(bench_result *out, const bench_run *run, tsr_job **jobs)
 {
+    int64_t count = run->adapters > 1 ? run->adapters : 1;
     tsr_job_report report = TSR_JOB_REPORT_INIT;
     double before = tsr_now(), begin = before;
     for (int64_t step = 0; step < run->warmup + run->steps; step++) {
+        tsr_job *job = jobs[step % count];
         if (tsr_job_step(job, &report) != 0)
             return fail("a step");
         double now = tsr_now();
@@ -114,13 +133,14 @@ static int run_steps(bench_result *out, const bench_run *run, tsr_job *job)
         if (timed < 0)
             begin = before = tsr_now();
     }
+    tsr_job *job = *jobs;
     if (tsr_streams_synchronize(&job->streams) < 0)
         return fail("the last step");
     out->train_s = tsr_now() - begin;
     out->last_loss = report.loss;
     out->grad_norm = report.grad_norm;
     out->tokens = report.input_tokens;
-    out->arena_used = tsr_arena_high_water(job->device_arena);
+    out->arena_used = tsr_job_base_taken(job);
     if (tsr_device_memory(&out->free_last, &out->total, job->device) < 0)
         return fail("device memory");
     if (run->timeline && run->rank == 0)
@@ -145,21 +165,28 @@ static int train(bench_result *out, const bench_run *run)
                                .purpose = TSR_JOB_TRAIN,
                                .use_mpi = run->ranks > 1,
                                .log = on_log};
-    tsr_job *job;
+    tsr_job *job[BENCH_MOST_ADAPTERS] = {NULL};
+    int count = run->adapters > 1 ? (int)run->adapters : 1, failed = 0;
     double before = tsr_now();
-    if (tsr_job_create(&job, &options) < 0)
-        return fail("the job");
-    job->fill = bench_fill;
-    int failed = tsr_job_start(job) < 0 ? fail("the start") : 0;
+    for (int i = 0; i < count && !failed; i++) {
+        options.entry = i;
+        failed = tsr_job_create(&job[i], &options) < 0 ? fail("the job") : 0;
+        options.base = job[0];
+    }
+    for (int i = 0; i < count && !failed; i++) {
+        job[i]->fill = bench_fill;
+        failed = tsr_job_start(job[i]) < 0 ? fail("the start") : 0;
+    }
     out->start_s = tsr_now() - before;
-    if (!failed && run->rank == 0 && tsr_job_print_summary(job, &summary) == 0)
+    if (!failed && run->rank == 0 && tsr_job_print_summary(*job, &summary) == 0)
         fputs(summary, stderr);
     free(summary);
     if (!failed) {
-        describe(out, job);
+        describe(out, *job);
         failed = run_steps(out, run, job);
     }
-    tsr_job_destroy(job);
+    for (int i = count - 1; i >= 0; i--)
+        tsr_job_destroy(job[i]);
     return failed;
 }
 
