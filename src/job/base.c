@@ -26,6 +26,9 @@ tsr_status tsr_job_base_check(const tsr_job *base, int purpose)
     if (base->base)
         return tsr_fail(TSR_EINVAL, "tsr_job_options: base shares another job's base itself; name "
                                     "that one");
+    if (base->turns + 1 == TSR_KERNELS_TURNS)
+        return tsr_fail(TSR_EINVAL, "tsr_job_options: %d jobs share base already",
+                        TSR_KERNELS_TURNS);
     if (base->state != TSR_JOB_CREATED)
         return tsr_fail(TSR_EINVAL,
                         "tsr_job_options: base was planned or started already, or has failed; "
@@ -48,6 +51,7 @@ void tsr_job_base_join(tsr_job *job, tsr_job *base)
     while (*end)
         end = &(*end)->sharer;
     *end = job;
+    job->turn = ++base->turns;
 }
 
 void tsr_job_base_leave(tsr_job *job)
@@ -230,6 +234,7 @@ tsr_status tsr_job_base_enter(tsr_job *job)
     if (base->active == job)
         return TSR_OK;
     base->active = job;
+    TSR_TRY(job->kernels->turn(job->device, job->turn));
     TSR_TRY(tsr_executor_prologue(job->executor));
     job->word_time = tsr_now(); /* the others' time is no part of its next step's */
     job->exposed_before = tsr_job_exposed(job);

@@ -73,6 +73,7 @@ struct tsr_job {
     /* base.c: the job whose base this one shares (NULL: it has its own), the next that shares it, and of a job with a base
      * the one that used it last. What belongs to `base`: ranks, device, streams, tables and scratch. */
     tsr_job *base, *sharer, *active;
+    int turn, turns; /* this one's number among them, and of a base the largest */
     tsr_arena *scratch_device, *scratch_host;
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;

@@ -477,6 +477,7 @@ static tsr_status start(tsr_job *job)
     tsr_host_tables tables = {0};
     if (job->train)
         TSR_TRY(tsr_job_agree(job, make_schedule(job)));
+    TSR_TRY(tsr_job_agree(job, job->kernels->turn(job->device, job->turn)));
     if (!job->base)
         TSR_TRY(split(job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_connect(job)));

@@ -130,6 +130,11 @@ void tsr_sdpa_close(tsr_sdpa *sdpa)
     (void)sdpa;
 }
 
+void tsr_sdpa_turn(tsr_sdpa *sdpa, int job)
+{
+    (void)sdpa, (void)job;
+}
+
 tsr_status tsr_sdpa_prepare(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds)
 {
     (void)sdpa, (void)bounds;

@@ -23,7 +23,7 @@
 
 #define ROUND       128 /* tokens: cuDNN's tiles */
 #define SLACK_BYTES (1u << 20)
-#define MAX_PLANS   16
+#define MAX_PLANS   (16 * TSR_KERNELS_TURNS)
 
 /* Of a backward that is not wider. Each takes some 27 us, however short its documents are (one of 2048
  * tokens with 60 of 102: 1.4 ms in 16, 1.8 in 31); over the own kernel a document of 4096 tokens saves 2 ms,
@@ -34,12 +34,13 @@ struct tsr_sdpa_plans {
     tsr_attention_bounds bounds;
     tsr_sdpa_cut cut;
     tsr_sdpa_graph *forward, *backward; /* forward NULL: refused */
+    int job;                            /* whose turn it was */
 };
 
 struct tsr_sdpa {
     cudnnHandle_t handle;
     tsr_sdpa_plans plans[MAX_PLANS];
-    int plan_count;
+    int plan_count, turn;
 };
 
 /* ---- cutting: known without a device ---- */
@@ -220,11 +221,12 @@ static bool same_bounds(const tsr_attention_bounds *a, const tsr_attention_bound
 
 tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds, uint64_t cap)
 {
-    tsr_sdpa_plans plans = {.bounds = *bounds};
     if (!sdpa)
         return TSR_OK;
+    tsr_sdpa_plans plans = {.bounds = *bounds, .job = sdpa->turn};
     for (int i = 0; i < sdpa->plan_count; i++)
-        if (same_bounds(&sdpa->plans[i].bounds, bounds)) { /* the newest is the last */
+        if (sdpa->plans[i].job == sdpa->turn &&
+            same_bounds(&sdpa->plans[i].bounds, bounds)) { /* the newest is the last */
             tsr_sdpa_plans again = sdpa->plans[i];
             memmove(sdpa->plans + i, sdpa->plans + i + 1,
                     (size_t)(sdpa->plan_count - i - 1) * sizeof plans);
@@ -263,9 +265,9 @@ const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_sh
     for (int i = sdpa ? sdpa->plan_count - 1 : -1; i >= 0; i--) {
         const tsr_sdpa_plans *plans = &sdpa->plans[i];
         const tsr_attention_bounds *b = &plans->bounds;
-        if (s->softcap > 0 || b->softcap > 0 || b->dtype != s->dtype || b->q_heads != s->q_heads ||
-            b->kv_heads != s->kv_heads || b->head_dim != s->head_dim || b->v_dim != s->v_dim ||
-            s->tokens > b->tokens || s->documents > b->documents)
+        if (plans->job != sdpa->turn || s->softcap > 0 || b->softcap > 0 || b->dtype != s->dtype ||
+            b->q_heads != s->q_heads || b->kv_heads != s->kv_heads || b->head_dim != s->head_dim ||
+            b->v_dim != s->v_dim || s->tokens > b->tokens || s->documents > b->documents)
             continue;
         bool narrow = s->window && s->window < b->longest;
         return plans->forward && !narrow ? plans : NULL;
@@ -322,6 +324,12 @@ void tsr_sdpa_close(tsr_sdpa *sdpa)
         free_plans(&sdpa->plans[i]);
     tsr_cudnn_lib.Destroy(sdpa->handle);
     free(sdpa);
+}
+
+void tsr_sdpa_turn(tsr_sdpa *sdpa, int job)
+{
+    if (sdpa)
+        sdpa->turn = job;
 }
 
 /* ---- running ---- */

@@ -31,9 +31,10 @@ static void print_choice(tsr_text *out, const tsr_matmul_choice *choice)
 
 static void print_from(tsr_text *out, const tsr_blas *blas, tsr_matmul_origin least)
 {
+    const tsr_matmul_table *table = blas->table[blas->turn];
     for (int i = 0; i < TSR_BLAS_TABLE; i++)
-        if (blas->choice[i].origin >= least)
-            print_choice(out, &blas->choice[i]);
+        if (table->choice[i].origin >= least)
+            print_choice(out, &table->choice[i]);
 }
 
 void tsr_blas_export(tsr_text *out, const tsr_blas *blas)

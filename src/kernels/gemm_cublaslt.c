@@ -85,12 +85,24 @@ static tsr_status open_blas(tsr_blas *blas, tsr_device *device)
     return describe(blas);
 }
 
+tsr_status tsr_blas_turn(tsr_blas *blas, int job)
+{
+    if (!blas->table[job])
+        blas->table[job] = calloc(1, sizeof *blas->table[job]);
+    if (!blas->table[job])
+        return tsr_fail(TSR_ENOMEM, "out of memory for a table of matmuls");
+    blas->turn = job;
+    return TSR_OK;
+}
+
 tsr_status tsr_blas_open(tsr_blas **out, tsr_device *device)
 {
     tsr_blas *blas = calloc(1, sizeof *blas);
     if (!blas)
         return tsr_fail(TSR_ENOMEM, "out of memory for cuBLASLt's table");
-    tsr_status status = open_blas(blas, device);
+    tsr_status status = tsr_blas_turn(blas, 0);
+    if (status == TSR_OK)
+        status = open_blas(blas, device);
     if (status < 0) {
         tsr_blas_close(blas);
         return status;
@@ -107,6 +119,8 @@ void tsr_blas_close(tsr_blas *blas)
         tsr_cublaslt_lib.Destroy(blas->handle);
     cudaFree(blas->workspace);
     cudaFree(blas->ones);
+    for (int i = 0; i < TSR_KERNELS_TURNS; i++)
+        free(blas->table[i]);
     free(blas);
 }
 
@@ -223,12 +237,13 @@ tsr_matmul_choice *tsr_matmul_find(tsr_blas *blas, const tsr_matmul_key *key)
     uint32_t hash = 2166136261u; /* FNV-1a */
     for (size_t i = 0; i < sizeof *key; i++)
         hash = (hash ^ bytes[i]) * 16777619u;
+    tsr_matmul_table *table = blas->table[blas->turn];
     for (uint32_t i = 0; i < TSR_BLAS_TABLE; i++) {
-        tsr_matmul_choice *choice = &blas->choice[(hash + i) % TSR_BLAS_TABLE];
+        tsr_matmul_choice *choice = &table->choice[(hash + i) % TSR_BLAS_TABLE];
         if (choice->origin && memcmp(&choice->key, key, sizeof *key) == 0)
             return choice;
         if (!choice->origin)
-            return blas->used < TABLE_MOST ? choice : NULL;
+            return table->used < TABLE_MOST ? choice : NULL;
     }
     return NULL;
 }
@@ -239,7 +254,7 @@ void tsr_matmul_keep(tsr_blas *blas, const tsr_matmul_key *key, const cublasLtMa
     tsr_matmul_choice *choice = tsr_matmul_find(blas, key);
     if (!choice)
         return;
-    blas->used += !choice->origin;
+    blas->table[blas->turn]->used += !choice->origin;
     *choice = (tsr_matmul_choice){.key = *key, .algo = *algo, .origin = origin};
 }
 

@@ -52,6 +52,11 @@ typedef struct {
     tsr_matmul_origin origin;
 } tsr_matmul_choice;
 
+typedef struct {
+    int used;
+    tsr_matmul_choice choice[TSR_BLAS_TABLE];
+} tsr_matmul_table;
+
 struct tsr_blas {
     cublasLtHandle_t handle;
     void *workspace;
@@ -61,8 +66,9 @@ struct tsr_blas {
     char made_for[384]; /* device and library, the head of an export */
     uint64_t l2_bytes;
     double bf16_flops, f32_flops; /* a second, roughly */
-    int used;
-    tsr_matmul_choice choice[TSR_BLAS_TABLE];
+    tsr_matmul_table
+        *table[TSR_KERNELS_TURNS]; /* of each job that shares the device; NULL: not yet */
+    int turn;                      /* whose it is */
 };
 
 /* Of e4m3 operands, by row of A and by column of C. */

@@ -145,6 +145,9 @@ typedef struct {
     tsr_text *chosen, *cache;
 } tsr_prepare_args;
 
+/* Jobs that may share a device. */
+#define TSR_KERNELS_TURNS 64
+
 #define TSR_KERNEL_SLOT(op) tsr_status (*op)(tsr_stream *, const tsr_##op##_args *);
 
 typedef struct {
@@ -157,6 +160,9 @@ typedef struct {
     int64_t partial_rows; /* of sums over tokens (types.h); 0: none needed */
     /* At start-up; waits. */
     tsr_status (*prepare)(tsr_device *device, const tsr_prepare_args *args);
+    /* What is prepared from now on, and used of it, is that of this one of the jobs that share the device (0 at first): none
+     * takes what another has chosen. The first turn of each is at start-up. */
+    tsr_status (*turn)(tsr_device *device, int job);
 } tsr_kernels;
 
 const tsr_kernels *tsr_kernels_cpu(void);

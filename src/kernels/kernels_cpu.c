@@ -47,6 +47,13 @@ static tsr_status prepare_nothing(tsr_device *device, const tsr_prepare_args *ar
     return TSR_OK;
 }
 
+static tsr_status turn_nothing(tsr_device *device, int job)
+{
+    (void)device;
+    (void)job;
+    return TSR_OK;
+}
+
 #define CPU_SLOT(op) .op = op##_cpu,
 
 static const tsr_kernels cpu_kernels = {
@@ -55,6 +62,7 @@ static const tsr_kernels cpu_kernels = {
     .delta_rule_workspace_bytes = tsr_delta_rule_workspace_bytes,
     .head_workspace_bytes = tsr_head_workspace_bytes,
     .prepare = prepare_nothing,
+    .turn = turn_nothing,
 };
 
 const tsr_kernels *tsr_kernels_cpu(void)

@@ -58,6 +58,15 @@ static tsr_status prepare(tsr_device *device, const tsr_prepare_args *args)
     return TSR_OK;
 }
 
+static tsr_status turn(tsr_device *device, int job)
+{
+    const tsr_kernels_context *context = tsr_device_kept(device);
+    if (job < 0 || job >= TSR_KERNELS_TURNS)
+        return tsr_fail(TSR_EINVAL, "job %d of those that share a device", job);
+    tsr_sdpa_turn(context->sdpa, job);
+    return tsr_blas_turn(context->blas, job);
+}
+
 #define CUDA_SLOT(op) .op = tsr_##op##_cuda,
 
 static const tsr_kernels cuda_kernels = {
@@ -67,6 +76,7 @@ static const tsr_kernels cuda_kernels = {
     .head_workspace_bytes = tsr_head_workspace_bytes_cuda,
     .partial_rows = TSR_CUDA_PARTIAL_ROWS,
     .prepare = prepare,
+    .turn = turn,
 };
 
 const tsr_kernels *tsr_kernels_cuda(void)

@@ -45,6 +45,8 @@ tsr_status tsr_kernels_open_cuda(tsr_device *device);
 
 tsr_status tsr_blas_open(tsr_blas **out, tsr_device *device);
 void tsr_blas_close(tsr_blas *blas);
+/* kernels.h: turn, job below TSR_KERNELS_TURNS. */
+tsr_status tsr_blas_turn(tsr_blas *blas, int job);
 
 /* Brings to the front of `shape`, in its order, what is to be timed, each once, and returns how many. It
  * depends on the shapes and the kind of card alone: not on what has been chosen, nor on memory. */
@@ -104,6 +106,7 @@ void *tsr_nf4_merge_boxes(tsr_device *device);
 
 tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device);
 void tsr_sdpa_close(tsr_sdpa *sdpa);
+void tsr_sdpa_turn(tsr_sdpa *sdpa, int job);
 
 /* Makes cuDNN's plans for calls within these bounds, at start-up: half a second each, host memory
  * only. Calls that were not prepared, or that cuDNN refuses (said in the log), go to the own kernel:
