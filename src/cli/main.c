@@ -241,24 +241,32 @@ static int plan_one(tsr_run *r)
     return status;
 }
 
-/* Of several adapters one after the other, and what they need together; as JSON a list. */
-static int plan(tsr_run *runs, int count)
+/* What a command says of each adapter, one after the other; as JSON a list. */
+static int print_each(tsr_run *runs, int count, int (*print)(tsr_run *))
 {
     bool json = runs->usage->json;
     int status = 0;
     for (int i = 0; i < count && status == 0; i++) {
         tsr_auto_text line = {0};
         if (count > 1 && json)
-            answer(i ? "," : "[", true);
+            tsr_text_puts(&line, i ? "," : "[");
         else if (count > 1)
             tsr_text_printf(&line, "%sadapter %s\n", i ? "\n" : "", runs[i].config.adapter_name);
-        answer(tsr_text_string(&line), false);
-        status = plan_one(&runs[i]);
+        answer(tsr_text_string(&line), json);
+        status = print(&runs[i]);
     }
     if (count > 1 && json && status == 0)
         answer("]\n", true);
+    return status;
+}
+
+/* And what they need together. */
+static int plan(tsr_run *runs, int count)
+{
     tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
-    if (count == 1 || json || status != 0 || (status = tsr_job_plan(runs->job, &info)) != 0)
+    int status = print_each(runs, count, plan_one);
+    if (count == 1 || runs->usage->json || status != 0 ||
+        (status = tsr_job_plan(runs->job, &info)) != 0)
         return status;
     tsr_auto_text line = {0};
     tsr_text_printf(
@@ -355,7 +363,7 @@ static int create(tsr_run *runs, int index, double *patience)
     tsr_job_options options = options_of(usage);
     options.user = r;
     options.entry = index;
-    for (int i = index - 1; i >= 0; i--)
+    for (int i = index - 1; i >= 0 && usage->command != TSR_COMMAND_DATA; i--)
         options.base = runs[i].job ? runs[i].job : options.base;
     int readable = read_config(&r->config, usage, index);
     if (index == 0)
@@ -395,10 +403,10 @@ static int run_command(tsr_run *runs, int count)
         return plan(runs, count);
     if (usage->command == TSR_COMMAND_EVAL)
         return evaluate_only(runs, &runs->config);
-    int status = 0;
-    for (int i = 0; i < count && status == 0; i++)
-        status = data(&runs[i]);
-    return status;
+    if (count > 1 && usage->html)
+        return tsr_fail(TSR_EUSAGE, "adapters: --html is for one adapter; give it that adapter's "
+                                    "own job.yaml");
+    return print_each(runs, count, data);
 }
 
 static void end_run(tsr_run *r)

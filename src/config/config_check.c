@@ -1,6 +1,7 @@
 /*
  * config_check.c: what does not go together, and defaults that follow other keys.
  */
+#include "base/called.h"
 #include "config/config_store.h"
 
 #include <ctype.h>
@@ -324,6 +325,19 @@ static void check_data(const checker *c)
         check_best(c, evaluates && config->eval_strategy != TSR_CONFIG_EVERY_NO);
 }
 
+/* A command for one adapter, given a list of them. */
+static void check_adapters(const checker *c)
+{
+    tsr_config_use use = c->source->use;
+    bool several = use == TSR_CONFIG_TRAIN || use == TSR_CONFIG_PLAN || use == TSR_CONFIG_DATA;
+    if (c->config->adapter_count && !several && use != TSR_CONFIG_QUANTIZE)
+        tsr_config_error(c->errors, tsr_config_source_name(c->source),
+                         "adapters: this command is for one adapter; give it that adapter's own "
+                         "job.yaml, as in `%s %s %s/job.yaml`",
+                         tsr_called(), use == TSR_CONFIG_EVAL ? "eval" : "merge",
+                         c->config->output_dir ? c->config->output_dir : "DIRECTORY");
+}
+
 /* balance: tokens makes micro-batches of unequal numbers of rows. */
 static void check_balance(const checker *c)
 {
@@ -559,6 +573,7 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_inputs(&c);
     check_response(&c);
     check_balance(&c);
+    check_adapters(&c);
     check_batch(&c);
     check_adapter(&c);
     check_start(&c);

@@ -64,6 +64,11 @@ static const tsr_key_word mixing_words[] = {
     {"interleave", TSR_CONFIG_MIXING_INTERLEAVE, NULL},
     END,
 };
+static const tsr_key_word adapters_words[] = {
+    {"none", TSR_CONFIG_ADAPTERS_APART, NULL},
+    {"tokens", TSR_CONFIG_ADAPTERS_MIXED, not_here},
+    END,
+};
 static const tsr_key_word balance_words[] = {
     {"rows", TSR_CONFIG_BALANCE_ROWS, NULL},
     {"tokens", TSR_CONFIG_BALANCE_TOKENS, NULL},
@@ -472,6 +477,10 @@ static const tsr_key loop_keys[] = {
      .help = "steps between checkpoints; below 1: a share"},
     {"save_total_limit", G, TSR_KEY_INT, AT(save_total_limit), .low = 1, .high = INT_TOP,
      .none = "null", .initial = "null", .help = "checkpoints to keep; null: all"},
+    {"adapter_mixing", G, TSR_KEY_WORD, AT(adapter_mixing), adapters_words,
+     .flags = TSR_KEY_OF_BASE, .initial = "none",
+     .help = "of several adapters: whether a micro-batch has tokens of more than one; none: they "
+             "step in turns"},
     {"seed", G, TSR_KEY_INT, AT(seed), .low = 0, .high = INT_TOP, .flags = TSR_KEY_RESULT,
      .initial = "42", .help = "seed of the adapter's initial values, dropout and data order"},
     {"resume_from_checkpoint", G, TSR_KEY_STRING, AT(resume_from_checkpoint),

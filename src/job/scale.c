@@ -39,6 +39,9 @@ static tsr_status plan_one(tsr_job_plan_info *info, scaling *s, int ranks, int g
     if (s->alone > 0) /* what it says of the configuration was said */
         options.log = NULL;
     tsr_status status = (tsr_status)tsr_job_create(&job, &options);
+    if (status == TSR_OK && tsr_job_adapters(job) > 1)
+        status = tsr_fail(TSR_ECONFIG, "adapters: --ranks with several numbers is for one adapter; "
+                                       "give one number, or leave the list out");
     if (status == TSR_OK)
         status = (tsr_status)tsr_job_plan(job, info);
     if (status == TSR_OK && info->expected_step_s <= 0)

@@ -267,3 +267,34 @@ tsr_status tsr_model_walk_scratch(tsr_model *model, const tsr_model_options *opt
     model->activation_end = all.end;
     return TSR_OK;
 }
+
+static tsr_status copy_floats(const tsr_model *model, float *to, const float *from, uint64_t count)
+{
+    return to ? tsr_stream_copy(model->compute, to, from, count * sizeof *to) : TSR_OK;
+}
+
+tsr_status tsr_model_take_base(tsr_model *model, const tsr_model *from)
+{
+    const tsr_layout *layout = model->options.layout;
+    for (int u = 0; u < layout->layer_count; u++) {
+        const tsr_layout_unit *unit = &layout->unit[u];
+        for (int i = 0; i < tsr_layout_linears(unit); i++) {
+            const tsr_layout_linear *linear = &unit->linear[i];
+            nested_state *own = &model->unit[u].nested[i], *its = &from->unit[u].nested[i];
+            own->offset = its->offset;
+            TSR_TRY(copy_floats(model, own->nested_absmax, its->nested_absmax,
+                                tsr_layout_nested_scales(linear->out * linear->in)));
+            TSR_TRY(copy_floats(model, own->nested_map, its->nested_map, 256));
+        }
+        for (int i = 0; i < tsr_layout_stacks(unit); i++) {
+            const tsr_layout_stack *stack = &unit->stack[i];
+            tsr_model_stack_state *own = &model->unit[u].stack[i], *its = &from->unit[u].stack[i];
+            uint64_t matrices = tsr_layout_stack_matrices(stack);
+            TSR_TRY(copy_floats(model, own->nested_absmax, its->nested_absmax,
+                                matrices * tsr_layout_stack_nested(stack)));
+            TSR_TRY(copy_floats(model, own->nested_map, its->nested_map, 256));
+            TSR_TRY(copy_floats(model, own->offset, its->offset, matrices));
+        }
+    }
+    return tsr_stream_synchronize(model->compute);
+}
