@@ -85,7 +85,7 @@ typedef struct {
     double host_traffic; /* bytes that a step copies to the device on this rank */
     double dropout;
     tsr_dtype dtype;
-    bool cuda, nf4, fp8;
+    bool cuda, nf4, int8, fp8;
     bench_attention attention;
     json_t *timeline; /* NULL: not asked for */
     char device[256];

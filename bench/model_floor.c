@@ -68,8 +68,11 @@ static bool names_targets(const bench_run *run)
 static double set_layer(llama_layer *layer, const tsr_model_config *config, int index,
                         const bench_run *run, const bench_result *r)
 {
-    const tsr_work_linear like = {
-        .r = (double)run->r, .dora = run->dora, .nf4 = r->nf4, .drops = r->dropout > 0};
+    const tsr_work_linear like = {.r = (double)run->r,
+                                  .dora = run->dora,
+                                  .nf4 = r->nf4,
+                                  .int8 = r->int8,
+                                  .drops = r->dropout > 0};
     double elements = 0;
     if (llama_layer_make(layer, config, index, like, 2, r->fp8) < 0)
         return 0; /* a shape that runs can be described */

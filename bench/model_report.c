@@ -151,6 +151,8 @@ int bench_report(const bench_run *run, const bench_result *r)
     extremes(&least, &most, r->step_s, run->steps);
     double issue_ms = 1e3 * median(r->issue_s, run->steps);
     json_t *all = describe_run(run);
+    if (r->int8)
+        json_object_set_new(all, "int8", json_true());
     json_object_update_new(
         all,
         json_pack("{ss ss sb sf sf sf sf sf sf sf sf sf so sf sf sf sI sf sO*}", "device",

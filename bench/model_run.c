@@ -102,6 +102,7 @@ static void describe(bench_result *out, const tsr_job *job)
                                                      : d->units[u].frozen.gathered_bytes);
     }
     out->nf4 = job->inputs.config.load_in_4bit;
+    out->int8 = job->inputs.config.load_in_8bit;
     out->dropout = job->inputs.config.lora_dropout;
     out->attention = (bench_attention){d->model.dtype, d->model.atomics, d->model.wider};
     snprintf(out->device, sizeof out->device, "%s", tsr_device_description(job->device));

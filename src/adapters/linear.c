@@ -33,6 +33,14 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
         *out = w->data;
         return TSR_OK;
     }
+    if (w->data && w->dtype == TSR_I8)
+        return context->kernels->int8_decode(context->stream,
+                                             &(tsr_int8_decode_args){.out = context->weight,
+                                                                     .code = w->data,
+                                                                     .scale = w->row_scale,
+                                                                     .rows = (int64_t)linear->out,
+                                                                     .columns = (int64_t)linear->in,
+                                                                     .dtype = context->dtype});
     if (w->data)
         return context->kernels->widen(
             context->stream, &(tsr_widen_args){.out = context->weight,

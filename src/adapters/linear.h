@@ -41,8 +41,9 @@
 
 /* A frozen weight [out, in] as it lies in the gathered unit. Borrowed. */
 typedef struct {
-    const void *data; /* a plain weight of `dtype`; NULL: NF4 */
+    const void *data; /* a plain weight of `dtype`, or the codes of LLM.int8 (I8); NULL: NF4 */
     tsr_dtype dtype;
+    const float *row_scale; /* [out], of I8 */
     const uint8_t *codes;
     const void *absmax; /* uint8_t if nested, else float */
     const float *nested_absmax, *nested_map, *level;

@@ -152,6 +152,7 @@ static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *comman
     tsr_device_options device = {.thread_count = o->threads};
     TSR_TRY(tsr_inputs_read_config(&c->inputs, &source));
     listen(o, (tsr_log_level)c->inputs.config.log_level);
+    c->inputs.config.load_in_8bit = false;
     c->inputs.config.load_in_4bit = true; /* a 4-bit base is understood whatever training needs */
     c->inputs.config.lora_graph = TSR_CONFIG_GRAPH_AUTO; /* and what its GPU did is not asked */
     c->inputs.compute = TSR_F32;

@@ -197,7 +197,7 @@ typedef struct {
 typedef struct {
     /* model */
     const char *model_name_or_path;
-    bool load_in_4bit;
+    bool load_in_4bit, load_in_8bit; /* not both */
     bool use_bnb_nested_quant;
     tsr_config_dtype dtype;
     tsr_config_base_compute base_compute;

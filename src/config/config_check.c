@@ -325,6 +325,17 @@ static void check_data(const checker *c)
         check_best(c, evaluates && config->eval_strategy != TSR_CONFIG_EVERY_NO);
 }
 
+static void check_bits(const checker *c)
+{
+    if (c->config->load_in_8bit && c->config->load_in_4bit && usable(c, "load_in_8bit") &&
+        usable(c, "load_in_4bit"))
+        tsr_config_error(
+            c->errors, where_set(c, "load_in_8bit", "load_in_4bit"),
+            "load_in_8bit (%s) and load_in_4bit (%s) are both true; the base is stored "
+            "one way: write false for one of them",
+            where(c, "load_in_8bit"), where(c, "load_in_4bit"));
+}
+
 /* A command for one adapter, given a list of them. */
 static void check_adapters(const checker *c)
 {
@@ -543,6 +554,8 @@ static void expand_paths(tsr_config *config)
 void tsr_config_derive(tsr_config *config)
 {
     expand_paths(config);
+    if (config->load_in_8bit && !tsr_config_is_set(config, "load_in_4bit"))
+        config->load_in_4bit = false;
     if (config->data_seed < 0)
         config->data_seed = config->seed;
     if (config->per_device_eval_batch_size == 0)
@@ -574,6 +587,7 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_response(&c);
     check_balance(&c);
     check_adapters(&c);
+    check_bits(&c);
     check_batch(&c);
     check_adapter(&c);
     check_start(&c);

@@ -43,7 +43,6 @@ static const tsr_key_peer peers[] = {
     {"fp16", "false null", "float16 needs loss scaling; use dtype: bfloat16 or float32"},
     {"auto_find_batch_size", "false null", "the plan decides what fits before the run"},
     {"lora_task_type", "CAUSAL_LM null", "this trains causal language models"},
-    {"load_in_8bit", "false null", "the base is NF4 (load_in_4bit) or as stored in the checkpoint"},
     {"deepspeed", "null false {}", "sharding is built in"},
     {"fsdp", "null false [] {}", "sharding is built in"},
     {"fsdp_config", "null {}", "sharding is built in; its wrapping policy is unit_policy"},

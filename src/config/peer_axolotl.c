@@ -298,8 +298,6 @@ static const char each_step[] = "metrics.jsonl has every step";
 static const char of_rl[] = "it belongs to rl";
 
 static const tsr_key_peer others[] = {
-    {"load_in_8bit", "false null",
-     "the base is NF4 (load_in_4bit: true) or as the checkpoint has it (both false)"},
     {"gptq", "false null",
      "GPTQ weights are not read; name the unquantized model, with load_in_4bit: true"},
     {"gptq_*", NULL, NULL},

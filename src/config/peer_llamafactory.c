@@ -65,9 +65,13 @@ static void convert_bits(tsr_peers_work *work, const tsr_config_entry *entry)
 {
     if (tsr_peers_is_one_of(&entry->value, "4"))
         tsr_peers_give_text(work, entry, "load_in_4bit", "true");
+    else if (tsr_peers_is_one_of(&entry->value, "8"))
+        tsr_peers_give_text(work, entry, "load_in_8bit", "true");
     else
-        tsr_peers_refuse(work, entry, &entry->value,
-                         "the base is NF4 (write 4) or as the checkpoint has it (leave it out)");
+        tsr_peers_refuse(
+            work, entry, &entry->value,
+            "the base is NF4 (write 4), int8 (8) or as the checkpoint has it (leave it "
+            "out)");
 }
 
 static void convert_target(tsr_peers_work *work, const tsr_config_entry *entry)
@@ -152,7 +156,8 @@ static void convert_with_other(tsr_peers_work *work, const tsr_config_entry *ent
 static const tsr_peer_converted converted[] = {
     {"stage", NULL, convert_stage, "sft; pt: rows are text, packed; others are refused"},
     {"finetuning_type", NULL, convert_type, "lora"},
-    {"quantization_bit", "load_in_4bit", convert_bits, "4: true; without it: false"},
+    {"quantization_bit", "load_in_4bit", convert_bits,
+     "4: true; 8: `load_in_8bit`; without it: false"},
     {"lora_rank", "lora_r", convert_rank, "and lora_alpha, twice that, unless given"},
     {"lora_target", "lora_target_modules", convert_target, "all: all-linear; a,b: a list"},
     {"additional_target", "modules_to_save", convert_additional, "a,b: a list"},

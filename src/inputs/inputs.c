@@ -232,6 +232,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
                                    inputs->module_count, inputs->model.composite,
                                    inputs->model.tie_word_embeddings));
     tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
+                                  .load_in_8bit = config->load_in_8bit,
                                   .nested = config->use_bnb_nested_quant,
                                   .compute = inputs->compute,
                                   .train_head = inputs->adapter.trains_head,
@@ -271,6 +272,7 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
     bool nested = inputs->model.prequantized ? inputs->model.double_quant
                                              : inputs->config.use_bnb_nested_quant;
     tsr_layout_options options = {.load_in_4bit = inputs->config.load_in_4bit,
+                                  .load_in_8bit = inputs->config.load_in_8bit,
                                   .nested = nested,
                                   .compute = inputs->compute,
                                   .train_head = inputs->adapter.trains_head,

@@ -48,10 +48,13 @@ tsr_status tsr_checkpoint_sample(uint64_t *hash, const tsr_checkpoint *checkpoin
 uint64_t tsr_checkpoint_bytes_read(const tsr_checkpoint *checkpoint);
 uint64_t tsr_checkpoint_total_bytes(const tsr_checkpoint *checkpoint);
 
-/* How a weight is stored: as plain numbers, or 4-bit as bitsandbytes saves it (FORMATS 1). */
+/* How a weight is stored: as plain numbers, 4-bit as bitsandbytes saves it (FORMATS 1), or its int8: I8 codes and the scale
+ * of each row. */
 typedef struct {
     const tsr_tensor *weight; /* the numbers, or the packed codes */
     bool prequantized;
+    const tsr_tensor
+        *int8_scale; /* F32 [rows], of an int8 weight, whose `dtype` is F16; else NULL */
     /* Of the weight as the model sees it, whichever way it is stored. Pre-quantized: `dtype` is
      * the one that it was quantized from. */
     tsr_dtype dtype;
@@ -74,9 +77,13 @@ typedef struct {
 
 /* Describes the weight `name` ("model.layers.0.mlp.up_proj.weight"). TSR_EDATA: there is none, a
  * part of a pre-quantized set is missing or has the wrong dtype or number of elements, the stored
- * state is not understood, fp4 or int8 instead of nf4. */
+ * state is not understood, fp4 instead of nf4. */
 tsr_status tsr_checkpoint_weight(tsr_weight *out, const tsr_checkpoint *checkpoint,
                                  const char *name);
+
+/* Beside an int8 weight "<module>.weight": its rows' scales, and how it lies, 0 for row by row. */
+#define TSR_WEIGHT_INT8_SCALE  "SCB"
+#define TSR_WEIGHT_INT8_FORMAT "weight_format"
 
 /* The suffixes of the tensors beside a 4-bit weight, as "<name>.absmax". */
 #define TSR_WEIGHT_ABSMAX        ".absmax"

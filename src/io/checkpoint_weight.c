@@ -226,14 +226,59 @@ static tsr_status describe_nf4(tsr_weight *out, const tsr_checkpoint *checkpoint
                      NESTED_MAP_COUNT);
 }
 
-/* bitsandbytes' int8 keeps its scales beside the weight, as "<module>.SCB". */
-static bool has_int8_scales(const tsr_checkpoint *checkpoint, const char *name)
+/* What bitsandbytes keeps beside an int8 weight, as "<module>.SCB"; NULL: nothing. */
+static const tsr_tensor *find_beside(const tsr_checkpoint *checkpoint, const char *name,
+                                     const char *what)
 {
     size_t length = strlen(name), suffix = strlen("weight");
     if (length < suffix || strcmp(name + length - suffix, "weight"))
-        return false;
+        return NULL;
     TSR_AUTO_FREE char *module = strndup(name, length - suffix);
-    return module && find_part(checkpoint, module, "SCB");
+    return module ? find_part(checkpoint, module, what) : NULL;
+}
+
+/* Codes lie row by row but in files of old versions for Turing and Ampere. */
+static tsr_status check_int8_format(const tsr_checkpoint *checkpoint, const tsr_tensor *weight)
+{
+    const tsr_tensor *format = find_beside(checkpoint, weight->name, TSR_WEIGHT_INT8_FORMAT);
+    uint8_t value = 0;
+    if (!format)
+        return TSR_OK;
+    if (format->bytes == 1)
+        TSR_TRY(tsr_safetensors_read(&value, format, 0, 1));
+    if (format->bytes == 1 && value == 0)
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA,
+                    "%s: tensor '%s' is %d, only int8 weights that lie row by row (0) are read: "
+                    "save the model again with a newer bitsandbytes",
+                    tsr_safetensors_path(format->file), format->name, value);
+}
+
+static tsr_status describe_int8(tsr_weight *out, const tsr_checkpoint *checkpoint,
+                                const tsr_tensor *scale)
+{
+    const tsr_tensor *weight = out->weight;
+    const char *path = tsr_safetensors_path(weight->file);
+    char shown[TSR_SHAPE_TEXT_BYTES];
+    if (weight->dtype != TSR_I8 || weight->ndim != 2)
+        return tsr_fail(TSR_EDATA,
+                        "%s: tensor '%s' is %s %s beside '%s', expected I8 [rows, columns]", path,
+                        weight->name, tsr_dtype_name(weight->dtype),
+                        tsr_shape_text(shown, weight->shape, weight->ndim), scale->name);
+    if (scale->dtype != TSR_F32 || scale->element_count != weight->shape[0])
+        return tsr_fail(TSR_EDATA,
+                        "%s: tensor '%s' is %s with %" PRIu64
+                        " elements, expected F32 with %" PRIu64 ", one for each row of '%s'",
+                        tsr_safetensors_path(scale->file), scale->name,
+                        tsr_dtype_name(scale->dtype), scale->element_count, weight->shape[0],
+                        weight->name);
+    TSR_TRY(check_int8_format(checkpoint, weight));
+    out->int8_scale = scale;
+    out->dtype = TSR_F16;
+    out->ndim = weight->ndim;
+    memcpy(out->shape, weight->shape, sizeof out->shape);
+    out->element_count = weight->element_count;
+    return TSR_OK;
 }
 
 static tsr_status describe_plain(tsr_weight *out, const tsr_checkpoint *checkpoint)
@@ -246,12 +291,6 @@ static tsr_status describe_plain(tsr_weight *out, const tsr_checkpoint *checkpoi
                         "%s: tensor '%s' is stored as bitsandbytes fp4, only nf4 is supported: "
                         "quantize the original model with bnb_4bit_quant_type nf4",
                         path, weight->name);
-    if (has_int8_scales(checkpoint, weight->name))
-        return tsr_fail(
-            TSR_EDATA,
-            "%s: tensor '%s' is stored as bitsandbytes int8 (load_in_8bit), only nf4 is "
-            "supported: use the original model",
-            path, weight->name);
     if (find_part(checkpoint, weight->name, TSR_WEIGHT_ABSMAX))
         return tsr_fail(TSR_EDATA, "%s: tensor '%s' has '%s.absmax', but '%s%s' is missing", path,
                         weight->name, weight->name, weight->name, TSR_WEIGHT_STATE);
@@ -285,8 +324,11 @@ tsr_status tsr_checkpoint_weight(tsr_weight *out, const tsr_checkpoint *checkpoi
             "model that config.json describes",
             tsr_checkpoint_directory(checkpoint), name);
     const tsr_tensor *state = find_part(checkpoint, name, TSR_WEIGHT_STATE);
+    const tsr_tensor *scale = find_beside(checkpoint, name, TSR_WEIGHT_INT8_SCALE);
     if (state)
         TSR_TRY(describe_nf4(&weight, checkpoint, state));
+    else if (scale)
+        TSR_TRY(describe_int8(&weight, checkpoint, scale));
     else
         TSR_TRY(describe_plain(&weight, checkpoint));
     *out = weight;

@@ -32,6 +32,7 @@
 #include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
 #include "kernels/head_weight.h"
+#include "kernels/int8_decode.h"
 #include "kernels/latent_qkv.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
@@ -68,6 +69,7 @@
     X(grouped_gemm)                                                                                \
     X(expert_low_rank_backward)                                                                    \
     X(widen)                                                                                       \
+    X(int8_decode)                                                                                 \
     X(rms_norm)                                                                                    \
     X(rms_norm_backward)                                                                           \
     X(rope_qkv)                                                                                    \

@@ -5,6 +5,7 @@
 
 #include "base/auto.h"
 #include "base/checked.h"
+#include "quant/int8.h"
 #include "quant/nf4_stored.h"
 
 #include <stdatomic.h>
@@ -85,6 +86,8 @@ static tsr_status read_range(const tsr_weight_reader *reader, float *out, uint64
     const tsr_tensor *tensor = reader->source->weight;
     if (reader->stored)
         return tsr_nf4_stored_read(out, reader->stored, first, count);
+    if (reader->source->int8_scale)
+        return tsr_int8_stored_read(out, reader->source, first, count);
     TSR_TRY(tsr_safetensors_read_f32(out, tensor, first, count));
     uint64_t bad = tsr_first_not_finite(out, TSR_F32, count);
     return bad == count ? TSR_OK

@@ -13,10 +13,10 @@
 
 #define COMPARED_ELEMENTS (1ull << 16) /* of two tensors at a time */
 
-static bool holds_4bit(const tsr_checkpoint *checkpoint)
+static bool holds(const tsr_checkpoint *checkpoint, const char *part)
 {
     for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++)
-        if (strstr(tsr_checkpoint_at(checkpoint, i)->name, TSR_WEIGHT_STATE))
+        if (strstr(tsr_checkpoint_at(checkpoint, i)->name, part))
             return true;
     return false;
 }
@@ -70,9 +70,9 @@ static tsr_status find_names(tsr_layout_builder *b)
 
 int tsr_layout_add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
 {
-    uint64_t granule = segment.kind == TSR_SEGMENT_PLAIN ? 64 : TSR_NF4_GRANULE;
-    segment.granule_count = tsr_ceil_div(segment.element_count, granule);
-    if (segment.kind == TSR_SEGMENT_PLAIN)
+    bool nf4 = segment.kind == TSR_SEGMENT_CODES || segment.kind == TSR_SEGMENT_ABSMAX;
+    segment.granule_count = tsr_ceil_div(segment.element_count, nf4 ? TSR_NF4_GRANULE : 64);
+    if (!nf4)
         segment.granule_bytes = 64 * tsr_dtype_bytes(segment.dtype);
     unit->frozen[unit->frozen_count] = segment;
     return unit->frozen_count++;
@@ -155,54 +155,6 @@ static tsr_status add_vector(int *index, const tsr_layout_builder *b, tsr_layout
     return TSR_OK;
 }
 
-static tsr_status weight_segments(const tsr_layout_builder *b, tsr_layout_unit *unit, int index,
-                                  const char *name)
-{
-    tsr_layout_linear *linear = &unit->linear[index];
-    char found[TSR_SHAPE_TEXT_BYTES];
-    const char *directory = tsr_checkpoint_directory(b->checkpoint);
-    uint64_t count = linear->out * linear->in;
-    TSR_TRY(tsr_checkpoint_weight(&linear->source, b->checkpoint, name));
-    const tsr_weight *source = &linear->source;
-    if (source->ndim != 2 || source->shape[0] != linear->out || source->shape[1] != linear->in)
-        return tsr_fail(TSR_EDATA,
-                        "%s: %s has the shape %s, but config.json needs [%" PRIu64 ", %" PRIu64 "]",
-                        directory, name, tsr_shape_text(found, source->shape, source->ndim),
-                        linear->out, linear->in);
-    if (source->dtype != TSR_BF16 && source->dtype != TSR_F16 && source->dtype != TSR_F32)
-        return tsr_fail(TSR_EDATA, "%s: %s has the dtype %s; BF16, F16 and F32 are read", directory,
-                        name, tsr_dtype_name(source->dtype));
-    if (source->prequantized && !b->options.load_in_4bit)
-        return tsr_fail(TSR_ECONFIG,
-                        "%s: %s is stored as NF4; load_in_4bit: false needs a checkpoint that is "
-                        "not quantized",
-                        directory, name);
-    /* A 4-bit checkpoint that has a weight as plain numbers left it out (llm_int8_skip_modules). */
-    linear->quantized = b->options.load_in_4bit && (source->prequantized || !b->in_4bit);
-    linear->nested = source->prequantized ? source->nested : b->options.nested;
-    linear->codes = linear->absmax = linear->plain = TSR_NO_SEGMENT;
-    tsr_layout_segment segment = {.name = source->weight->name,
-                                  .source = source->weight,
-                                  .linear = index,
-                                  .element_count = count};
-    if (!linear->quantized) {
-        segment.dtype = source->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
-        linear->plain = tsr_layout_add_frozen(unit, segment);
-    } else {
-        segment.kind = TSR_SEGMENT_CODES;
-        segment.dtype = TSR_U8;
-        segment.granule_bytes = TSR_NF4_GRANULE_CODE_BYTES;
-        linear->codes = tsr_layout_add_frozen(unit, segment);
-        segment.kind = TSR_SEGMENT_ABSMAX;
-        segment.dtype = linear->nested ? TSR_U8 : TSR_F32;
-        segment.granule_bytes = linear->nested ? TSR_NF4_GRANULE_ABSMAX_BYTES
-                                               : TSR_NF4_GRANULE_BLOCKS * (uint64_t)sizeof(float);
-        linear->absmax = tsr_layout_add_frozen(unit, segment);
-    }
-    b->layout->parameter_count += count;
-    return TSR_OK;
-}
-
 static tsr_status make_linear(const tsr_layout_builder *b, tsr_layout_unit *unit, int layer,
                               int index)
 {
@@ -221,7 +173,7 @@ static tsr_status make_linear(const tsr_layout_builder *b, tsr_layout_unit *unit
                         "");
     linear->module_key = tsr_adapter_module_key(name);
     tsr_layout_put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".weight");
-    TSR_TRY(weight_segments(b, unit, index, name));
+    TSR_TRY(tsr_layout_weight(b, unit, index, name));
     if (!matrix->bias)
         return TSR_OK;
     tsr_layout_put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".bias");
@@ -586,7 +538,8 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
     tsr_layout_builder b = {.layout = &layout,
                             .checkpoint = checkpoint,
                             .options = *options,
-                            .in_4bit = holds_4bit(checkpoint)};
+                            .in_4bit = holds(checkpoint, TSR_WEIGHT_STATE),
+                            .in_8bit = holds(checkpoint, "." TSR_WEIGHT_INT8_SCALE)};
     tsr_status status;
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
     layout.head_trained = layout.head_whole = options->train_head;

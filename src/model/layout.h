@@ -39,7 +39,14 @@
 #define TSR_NO_SEGMENT      (-1)
 #define TSR_RANK_STEP       8
 
-typedef enum { TSR_SEGMENT_PLAIN, TSR_SEGMENT_CODES, TSR_SEGMENT_ABSMAX } tsr_segment_kind;
+/* INT8: codes of LLM.int8, in granules like plain numbers, and INT8_SCALE the scales of their rows. */
+typedef enum {
+    TSR_SEGMENT_PLAIN,
+    TSR_SEGMENT_CODES,
+    TSR_SEGMENT_ABSMAX,
+    TSR_SEGMENT_INT8,
+    TSR_SEGMENT_INT8_SCALE
+} tsr_segment_kind;
 
 typedef struct {
     const char *name;         /* of the tensor, or of the adapter's module; borrowed */
@@ -73,6 +80,7 @@ typedef struct {
     bool quantized;    /* NF4 in memory */
     bool nested;
     int codes, absmax, plain, bias; /* frozen segments of its unit */
+    int row_scale; /* likewise: of LLM.int8 in memory, whose codes are `plain`; else TSR_NO_SEGMENT */
     /* The adapter; r, in memory, is 0 where there is none. */
     uint64_t r;
     double alpha, scale;
@@ -222,7 +230,7 @@ static inline uint64_t tsr_layout_chunk_rows(const tsr_layout *layout)
 }
 
 typedef struct {
-    bool load_in_4bit, nested;
+    bool load_in_4bit, load_in_8bit, nested;
     tsr_dtype compute;                /* dtype of the working copies of A and B; m is fp32 always */
     bool train_head, train_embedding; /* whole, as modules_to_save has it */
     tsr_layout_rows embedding_rows, head_rows; /* trained alone; not with these */

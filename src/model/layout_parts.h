@@ -13,8 +13,13 @@ typedef struct {
     const tsr_checkpoint *checkpoint;
     tsr_layout_options options;
     bool in_4bit; /* the checkpoint holds a 4-bit weight, whatever its config.json says */
+    bool in_8bit; /* likewise an int8 weight */
     const char *prefix, *head; /* of the model's names in the checkpoint; the head's name */
 } tsr_layout_builder;
+
+/* The frozen segments of linear `index`, whose weight is called `name` (layout_weight.c). */
+tsr_status tsr_layout_weight(const tsr_layout_builder *b, tsr_layout_unit *unit, int index,
+                             const char *name);
 
 /* Of a module of a layer or, of_model, of the model. */
 void tsr_layout_put_name(char out[TSR_LAYOUT_NAME_BYTES], const char *prefix, int layer,

@@ -54,6 +54,11 @@ static tsr_status one_source(const tsr_layout_builder *b, tsr_layout_stack *stac
                         tsr_shape_text(found, source->shape, source->ndim), out, stack->in);
     if (!is_read(source->dtype))
         return refuse_dtype(b, name, source->dtype);
+    if (b->options.load_in_8bit)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: %s is of experts, which are stored in NF4 or as in the checkpoint; "
+                        "write load_in_8bit: false",
+                        tsr_checkpoint_directory(b->checkpoint), name);
     if (source->prequantized && !b->options.load_in_4bit)
         return tsr_fail(TSR_ECONFIG,
                         "%s: %s is stored as NF4; load_in_4bit: false needs a checkpoint that is "

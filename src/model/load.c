@@ -246,6 +246,20 @@ static tsr_status load_plain(tsr_load_job *job, const tsr_layout_segment *segmen
     return status;
 }
 
+/* But those of NF4, whose codes and scales come together. */
+static tsr_status load_segment(tsr_load_job *job, const tsr_layout_segment *segment, int index)
+{
+    switch (segment->kind) {
+    case TSR_SEGMENT_PLAIN:
+        return load_plain(job, segment, index);
+    case TSR_SEGMENT_INT8:
+    case TSR_SEGMENT_INT8_SCALE:
+        return tsr_load_int8(job, index);
+    default:
+        return TSR_OK;
+    }
+}
+
 tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_model_loader *loader)
 {
     const tsr_layout *layout = tsr_model_layout(model);
@@ -266,9 +280,8 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_m
                                           : tsr_load_stack(&job, i));
     tsr_status status = TSR_OK;
     for (int i = 0; i < parts->frozen_count && status == TSR_OK; i++)
-        if (parts->frozen[i].kind == TSR_SEGMENT_PLAIN &&
-            parts->frozen[i].unit == parts->first_unit + part)
-            status = load_plain(&job, &parts->frozen[i], i);
+        if (parts->frozen[i].unit == parts->first_unit + part)
+            status = load_segment(&job, &parts->frozen[i], i);
     tsr_status ended = tsr_stream_synchronize(model->compute);
     TSR_TRY(tsr_load_agree(&job, status < 0 ? status : ended));
     tsr_phase_at("reading and quantizing", unit + 1, layout->unit_count);

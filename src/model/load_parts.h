@@ -54,6 +54,9 @@ tsr_status tsr_load_agree(const tsr_load_job *job, tsr_status status);
 /* load_nf4.c: one quantized linear. Collective. */
 tsr_status tsr_load_nf4(tsr_load_job *job, int linear);
 
+/* load_int8.c: a segment of a linear in LLM.int8. */
+tsr_status tsr_load_int8(tsr_load_job *job, int index);
+
 /* load_stack.c: one quantized stack, collective; or the plain one of this segment. */
 tsr_status tsr_load_stack(tsr_load_job *job, int stack);
 tsr_status tsr_load_mxfp4_stack(tsr_load_job *job, int stack); /* load_mxfp4.c, of MXFP4 */

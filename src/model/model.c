@@ -300,8 +300,10 @@ static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
                                         .offset = state->nested[index].offset,
                                         .nested = linear->nested};
     else
-        out->weight = (tsr_base_weight){.data = frozen_at(model, unit, view, linear->plain),
-                                        .dtype = layout->frozen[linear->plain].dtype};
+        out->weight =
+            (tsr_base_weight){.data = frozen_at(model, unit, view, linear->plain),
+                              .dtype = layout->frozen[linear->plain].dtype,
+                              .row_scale = frozen_at(model, unit, view, linear->row_scale)};
     if (!linear->r)
         return;
     out->a = trainable_at(model, unit, view, linear->a);

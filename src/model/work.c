@@ -142,7 +142,8 @@ void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit)
                                            .out = (double)linear->out,
                                            .r = (double)linear->r,
                                            .dora = linear->r && linear->dora,
-                                           .nf4 = linear->quantized};
+                                           .nf4 = linear->quantized,
+                                           .int8 = linear->row_scale != TSR_NO_SEGMENT};
     }
     for (int i = 0; i < tsr_layout_stacks(&layout->unit[unit]); i++)
         out->stack[i] = (tsr_work_stack){.r = (double)layout->unit[unit].stack[i].r,

@@ -75,6 +75,7 @@ typedef void tsr_work_call(void *user, const tsr_work_op *op);
 typedef struct {
     double in, out, r; /* r 0: no adapter */
     bool dora, nf4;
+    bool int8;  /* LLM.int8 */
     bool drops; /* has dropout */
 } tsr_work_linear;
 

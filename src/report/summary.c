@@ -54,7 +54,8 @@ static void put_model(tsr_text *out, const tsr_config *config, const tsr_summary
         tsr_text_puts(out, " %)");
     }
     tsr_text_printf(out, ", base %s\n",
-                    !config->load_in_4bit          ? "as in the checkpoint"
+                    config->load_in_8bit           ? "int8"
+                    : !config->load_in_4bit        ? "as in the checkpoint"
                     : config->use_bnb_nested_quant ? "NF4 with double quantization"
                                                    : "NF4");
 }

@@ -303,7 +303,7 @@ static const set_case broken_sets[] = {
     {"fp4 in the state",
      .state = "{\"quant_type\":\"fp4\",\"blocksize\":64,\"dtype\":\"bfloat16\",\"shape\":[6,32]}",
      .words = {"m.weight" NF4_STATE, "'fp4'", "nf4"}},
-    {"int8", .drop = NF4_STATE, .extra = "m.SCB", .words = {"'m.weight'", "int8", "load_in_8bit"}},
+    {"int8", .drop = NF4_STATE, .extra = "m.SCB", .words = {"'m.weight'", "m.SCB", "expected I8"}},
     {"too few codes", .code_bytes = 95, .words = {"'m.weight'", "95 bytes", "[6, 32]", "96"}},
     {"too few scales", .absmax_count = 2, .words = {"'m.weight.absmax'", "[2]", "3 elements"}},
     {"scales not U8", .absmax_dtype = TSR_BF16, .words = {"'m.weight.absmax'", "BF16", "U8"}},

@@ -347,9 +347,45 @@ static void dora_norm_of_odd_rows(void **state)
     cuda_free_all();
 }
 
+/* Codes that are all of them, scales of every size, rows on 16 bytes and not. */
+static void int8_is_decoded(void **state)
+{
+    static const int64_t shapes[][2] = {{0, 16}, {1, 1}, {5, 7}, {3, 48}, {200, 256}, {37, 4112}};
+    static const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16, TSR_F16};
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int t = 0; t < 3; t++) {
+            int64_t rows = shapes[s][0], columns = shapes[s][1], count = rows * columns;
+            float *scale = new_random(rows, 4, 3), *want = malloc((size_t)count * 4 + 1);
+            int8_t *code = malloc((size_t)count + 1);
+            assert_true(scale && want && code);
+            for (int64_t i = 0; i < count; i++)
+                code[i] = (int8_t)(i * 37 % 255 - 127);
+            tsr_int8_decode_args args = {want, code, scale, rows, columns, TSR_F32};
+            RUN(tsr_int8_decode_ref(&args, rig.pool));
+            uint32_t bytes = tsr_dtype_bytes(dtypes[t]);
+            args = (tsr_int8_decode_args){cuda_copy(NULL, (uint64_t)count * bytes),
+                                          cuda_copy(code, (uint64_t)count),
+                                          cuda_copy(scale, (uint64_t)rows * 4),
+                                          rows,
+                                          columns,
+                                          dtypes[t]};
+            RUN(rig.kernels->int8_decode(rig.stream, &args));
+            float *got = cuda_floats(args.out, count, dtypes[t]);
+            for (int64_t i = 0; i < count; i++)
+                if (bits_of(got[i], dtypes[t]) != bits_of(want[i], dtypes[t]))
+                    fail_msg("int8_decode %lldx%lld, %s: [%lld] is %a, want %a", (long long)rows,
+                             (long long)columns, tsr_dtype_name(dtypes[t]), (long long)i,
+                             (double)got[i], (double)want[i]);
+            free(scale), free(want), free(code), free(got);
+            cuda_free_all();
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(int8_is_decoded),
         cmocka_unit_test(nf4_dequant_gives_the_references_bits),
         cmocka_unit_test(nf4_dequant_of_nothing),
         cmocka_unit_test(widen_between_all_dtypes),

@@ -269,10 +269,10 @@ static const struct {
     {"gptq",
      LLAMA_WITH(",\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}"),
      {"quant_method", "'gptq'", "nf4"}},
-    {"8 bit",
-     LLAMA_WITH(
-         ",\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}"),
-     {"load_in_8bit", "nf4"}},
+    {"8 bit, with a key of its own",
+     LLAMA_WITH(",\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true,"
+                "\"int8_extra\":1}"),
+     {"quantization_config", "int8_extra"}},
     {"fp4",
      LLAMA_WITH(",\"quantization_config\":{\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"fp4\"}"),
      {"bnb_4bit_quant_type", "'fp4'", "nf4"}},

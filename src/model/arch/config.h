@@ -117,6 +117,7 @@ typedef struct {
     int eos_count;
     /* quantization_config: a bitsandbytes nf4 checkpoint. */
     bool prequantized, double_quant;
+    bool int8;  /* weights are LLM.int8, as bitsandbytes has them */
     bool fp8;   /* or weights in e4m3, which the checkpoint reads as BF16 (io/fp8_blocks.h) */
     bool mxfp4; /* or one of gpt-oss: experts may be blocks of MXFP4 (quant/mxfp4.h) */
 } tsr_model_config;

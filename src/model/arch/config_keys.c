@@ -269,11 +269,9 @@ tsr_status tsr_model_config_quantization(tsr_model_config *out, const json_t *ro
             place, method);
     if (tsr_json_has(config, "load_in_8bit"))
         TSR_TRY(tsr_json_bool(&in_8bit, config, "load_in_8bit", place));
-    if (in_8bit)
-        return tsr_fail(TSR_EDATA,
-                        "%s: quantization_config: load_in_8bit is not supported, only 4-bit nf4: "
-                        "use the original model",
-                        place);
+    out->int8 = in_8bit;
+    if (in_8bit) /* its tensors say the rest */
+        return check_quantization_keys(config, place);
     TSR_TRY(tsr_json_bool(&in_4bit, config, "load_in_4bit", place));
     if (!in_4bit)
         return tsr_fail(TSR_EDATA, "%s: quantization_config: load_in_4bit is false, expected true",
