@@ -230,9 +230,10 @@ typedef struct tsr_job_options {
      * several jobs in one process. 0: the first. */
     int first_gpu;
     /* A job that shares its base (weights, ranks, device, memory that lasts for a step) with this one: several adapters on one
-     * base, which step in turns. To be trained, or planned, like that one; created before that one is planned or started,
-     * started after it, destroyed before it. Keys that are the base's must be the same. bootstrap, use_mpi, threads and first_gpu
-     * are that job's. The same bits as of a job with a base of its own (docs/adapters.md). NULL: a base of its own. */
+     * base, which step in turns, with the same bits as of jobs with a base of their own (docs/adapters.md). To be trained or
+     * planned, like that one; created before that one is planned or started, started after it; what they share stays until the
+     * last of them is destroyed. Keys of the base must be the same. bootstrap, use_mpi, threads and first_gpu are those of that
+     * job. NULL: a base of its own. */
     tsr_job *base;
     int entry; /* which entry of the list `adapters:` the job is, from 0; without that list nothing */
 } tsr_job_options;

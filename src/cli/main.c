@@ -442,7 +442,7 @@ static int run_jobs(double *patience, const tsr_usage *usage, const char *progra
         if (runs->first)
             tsr_run_print_stopped(runs, count);
     }
-    for (int i = count - 1; i >= 0; i--) /* the base last */
+    for (int i = 0; i < count; i++)
         tsr_job_destroy(runs[i].job);
     for (int i = 0; i < count; i++)
         end_run(&runs[i]);

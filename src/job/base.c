@@ -56,13 +56,14 @@ void tsr_job_base_join(tsr_job *job, tsr_job *base)
 
 void tsr_job_base_leave(tsr_job *job)
 {
-    for (tsr_job **at = &job->base->sharer; *at; at = &(*at)->sharer)
-        if (*at == job) {
-            *at = job->sharer;
-            break;
-        }
-    if (job->base->active == job)
-        job->base->active = NULL;
+    tsr_job *base = job->base, **at = &base->sharer;
+    while (*at != job)
+        at = &(*at)->sharer;
+    *at = job->sharer;
+    if (base->active == job)
+        base->active = NULL;
+    if (base->orphaned && !base->sharer)
+        tsr_job_destroy(base);
 }
 
 /* What all have in common. */

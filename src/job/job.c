@@ -565,6 +565,9 @@ void tsr_job_destroy(tsr_job *job)
     tsr_error error;
     if (!job)
         return;
+    job->orphaned = job->sharer && !job->base;
+    if (job->orphaned) /* until the last that shares its base has gone */
+        return;
     tsr_error_take(&error, TSR_EINTERNAL); /* the caller may ask why the job failed afterwards */
     if (job->state == TSR_JOB_FAILED)
         tsr_job_end(job, TSR_METRICS_FAILED);

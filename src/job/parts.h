@@ -74,6 +74,7 @@ struct tsr_job {
      * the one that used it last. What belongs to `base`: ranks, device, streams, tables and scratch. */
     tsr_job *base, *sharer, *active;
     int turn, turns; /* this one's number among them, and of a base the largest */
+    bool orphaned;   /* destroyed by its caller, but its base is still shared */
     tsr_arena *scratch_device, *scratch_host;
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;

@@ -42,6 +42,9 @@ static const char *const seeds[] = {
     "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\nlora_target: a,b\n"
     "dataset: a.jsonl,b.jsonl\ncutoff_len: 8\ntemplate: llama3\nneat_packing: true\n"
     "pissa_init: false\nquantization_bit: 4\nplot_loss: true\noutput_dir: o\n",
+    "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: o\nload_in_8bit: true\nadapters:\n"
+    "  - name: a\n    lora_r: 4\n    dataset: [{path: e.jsonl, weight: 2}]\n  - {name: b.2, "
+    "use_dora: true}\n",
 };
 
 static const char *const pieces[] = {
