@@ -13,6 +13,7 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "inputs/earlier.h"
+#include "inputs/objective.h"
 #include "io/file.h"
 #include "io/json.h"
 #include "job/peers.h"
@@ -383,7 +384,8 @@ static int create(tsr_run *runs, int index, double *patience)
     if (status != 0)
         return status;
     r->first = tsr_job_rank(r->job) == 0;
-    stop_answer = r->first ? stops_at_first : NULL;
+    bool refers = tsr_inputs_has_reference(&r->config);
+    stop_answer = !r->first ? NULL : refers ? stops : stops_at_first;
     if (usage->command != TSR_COMMAND_TRAIN || !tsr_job_finished(r->job))
         return 0;
     if (r->first)

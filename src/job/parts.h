@@ -226,6 +226,14 @@ extern const char *const tsr_job_tokenizer_files[TSR_JOB_TOKENIZER_FILES];
 tsr_status tsr_job_tokenizer_clear(const tsr_folder *folder);
 tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job);
 
+/* Rounds of an evaluation, or of a reference, between two looks at whether a rank is asked to stop. */
+#define TSR_JOB_ROUNDS_AT_ONCE 16
+
+static inline bool tsr_job_is_asked(const tsr_job *job)
+{
+    return atomic_load(&job->asked) || (job->options.stop && *job->options.stop);
+}
+
 /* Stages one micro-batch of a step, and issues the one that was staged first (step.c). */
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
                                const tsr_batch_step_info *info, bool train);

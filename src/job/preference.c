@@ -109,11 +109,30 @@ static tsr_status take_sums(tsr_job *job, const tsr_micro_batch *micro, int whic
     return TSR_OK;
 }
 
+/* What all ranks say of the rounds so far. */
+static tsr_status end_rounds(tsr_job *job, int which)
+{
+    const tsr_host_flags flags = {.stop = tsr_job_is_asked(job)};
+    TSR_TRY(tsr_executor_eval_end(job->executor, &flags));
+    TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
+    if (job->word[TSR_WORD_STOP] != 0)
+        return tsr_fail(TSR_ESTOPPED_UNSAVED,
+                        "stopped while the reference was made; nothing was trained or written");
+    return tsr_word_discards(job->word)
+               ? tsr_fail(TSR_EDATA,
+                          "%s: a log-probability of the reference is not finite; nothing was "
+                          "trained; check the rows, or set dtype: float32",
+                          tensor_names[which])
+               : TSR_OK;
+}
+
 static tsr_status run_rounds(tsr_job *job, tsr_batch *batch, tsr_micro_batch *micro, int which)
 {
     tsr_batch_step_info info;
     TSR_TRY(tsr_batch_step(batch, 0, &info));
     for (int64_t round = 0; round < info.rounds; round++) {
+        if (round > 0 && round % TSR_JOB_ROUNDS_AT_ONCE == 0)
+            TSR_TRY(end_rounds(job, which));
         tsr_comm_publish(job->world, 1, "reference", (int)round);
         TSR_TRY(tsr_batch_fill(micro, batch, 0, round * job->view.ranks + job->view.rank));
         TSR_TRY(tsr_job_stage_reference(job, micro, &info));
@@ -121,14 +140,7 @@ static tsr_status run_rounds(tsr_job *job, tsr_batch *batch, tsr_micro_batch *mi
         TSR_TRY(take_sums(job, micro, which));
         tsr_phase_at("the reference", (double)round + 1, (double)info.rounds);
     }
-    TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
-    TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
-    return tsr_word_discards(job->word)
-               ? tsr_fail(TSR_EDATA,
-                          "%s: a log-probability of the reference is not finite; nothing was "
-                          "trained; check the rows, or set dtype: float32",
-                          tensor_names[which])
-               : TSR_OK;
+    return end_rounds(job, which);
 }
 
 /* A rank has the sums of its own micro-batches and zeros elsewhere, so adding the words of all ranks is exact. */

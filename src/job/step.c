@@ -214,8 +214,7 @@ static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int6
 static tsr_host_flags host_flags(const tsr_job *job)
 {
     double limit = job->inputs.config.time_limit;
-    return (tsr_host_flags){.stop = atomic_load(&job->asked) ||
-                                    (job->options.stop && *job->options.stop),
+    return (tsr_host_flags){.stop = tsr_job_is_asked(job),
                             .time_limit = limit > 0 && tsr_now() - job->started_at > limit};
 }
 
@@ -492,8 +491,6 @@ tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report)
 
 /* ---- an evaluation ---- */
 
-#define ROUNDS_AT_ONCE 16 /* between two looks at the stop flag */
-
 /* Sums its words up in `sum`; *stopped where ranks were asked to stop before its last rounds. Only where a
  * checkpoint can say that it is due, and not after a stop: then it is wanted nevertheless. */
 static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, int64_t count)
@@ -501,8 +498,9 @@ static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, in
     const rounds r = {job->inputs.eval_batch, &job->eval_micro, false};
     bool stops = job->train && !job->stopped && job->done > job->resumed;
     *stopped = false;
-    for (int64_t first = 0; first < count && !*stopped; first += ROUNDS_AT_ONCE) {
-        int64_t end = count - first < ROUNDS_AT_ONCE ? count : first + ROUNDS_AT_ONCE;
+    for (int64_t first = 0; first < count && !*stopped; first += TSR_JOB_ROUNDS_AT_ONCE) {
+        int64_t end =
+            count - first < TSR_JOB_ROUNDS_AT_ONCE ? count : first + TSR_JOB_ROUNDS_AT_ONCE;
         TSR_TRY(issue_rounds(job, &r, 0, first, end, count));
         const tsr_host_flags flags = stops ? host_flags(job) : (tsr_host_flags){0};
         TSR_TRY(tsr_executor_eval_end(job->executor, &flags));

@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 /* In the scratch directory: pairs of tokens below `vocab`, of unequal length. */
 static const char *write_pairs(int rows, unsigned vocab)
@@ -218,11 +219,38 @@ static void test_refusals(void **state)
     }
 }
 
+/* Asked to stop before the reference is made. */
+static void test_stop(void **state)
+{
+    (void)state;
+    tsr_auto_text config = {0};
+    char output[600];
+    const char *overrides[JOB_BACKEND_KEYS + 1];
+    const volatile int stop = 1;
+    tsr_job *job;
+    job_backend_keys(overrides);
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("stopped"));
+    overrides[JOB_BACKEND_KEYS] = output;
+    configure_kind(&config, 0, "");
+    const tsr_job_options options = {.size = sizeof options,
+                                     .config_text = tsr_text_string(&config),
+                                     .overrides = overrides,
+                                     .override_count = JOB_BACKEND_KEYS + 1,
+                                     .threads = 1,
+                                     .stop = &stop};
+    assert_int_equal(tsr_job_create(&job, &options), TSR_OK);
+    assert_int_equal(tsr_job_start(job), TSR_ESTOPPED_UNSAVED);
+    assert_non_null(strstr(tsr_last_error(), "nothing was trained or written"));
+    tsr_job_destroy(job);
+    assert_int_not_equal(access(scratch_path("stopped"), F_OK), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds), cmocka_unit_test(test_table),
                                        cmocka_unit_test(test_evaluations),
-                                       cmocka_unit_test(test_refusals)};
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_stop)};
     job_choose_backend(argc, argv);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
