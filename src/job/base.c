@@ -134,11 +134,13 @@ tsr_status tsr_job_base_check_inputs(const tsr_job *job)
                 own->embedding_whole == its->embedding_whole;
     if (same)
         return TSR_OK;
-    return tsr_fail(TSR_ECONFIG,
-                    "adapters %s and %s: one trains tables (modules_to_save, "
-                    "trainable_token_indices, embed_tokens or lm_head) that the other does not, so "
-                    "their base is not the same; train them in runs of their own",
-                    name_of(job->base), name_of(job));
+    return tsr_fail(
+        TSR_ECONFIG,
+        "adapters %s and %s: their base does not have the same units, since one trains "
+        "tables (modules_to_save, trainable_token_indices, embed_tokens or lm_head) that "
+        "the other does not, or by the bytes of unit_policy; train them in runs of their "
+        "own",
+        name_of(job->base), name_of(job));
 }
 
 /* ---- memory ---- */
@@ -180,6 +182,14 @@ static uint64_t own_bytes(const tsr_job *job)
     return job->decision.memory.of_use[TSR_BUFFER_OWN][TSR_PLACE_DEVICE];
 }
 
+/* Whose plan failed. */
+static tsr_status named(const tsr_job *job, tsr_status status)
+{
+    const char *name = job->inputs.config.adapter_name;
+    return status < 0 && name ? tsr_fail_lines(status, "adapter %s: %s", name, tsr_last_error())
+                              : status;
+}
+
 /* Beside what the others own, and where `of` has the base. */
 static tsr_status decide_again(tsr_job *job, tsr_job *base, const tsr_room *room, const tsr_job *of)
 {
@@ -188,14 +198,16 @@ static tsr_status decide_again(tsr_job *job, tsr_job *base, const tsr_room *room
         left.others += j == job ? 0 : own_bytes(j);
     left.base = of == job ? NULL : &of->decision;
     tsr_decision_free(&job->decision);
-    return tsr_decide(&job->decision, &job->inputs, &job->view, job->train, &left, &job->speeds);
+    return named(
+        job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train, &left, &job->speeds));
 }
 
 static tsr_status decide_all(tsr_job *base, const tsr_room *room)
 {
     tsr_job *largest = base;
     for (tsr_job *j = base; j; j = j->sharer) {
-        TSR_TRY(tsr_decide(&j->decision, &j->inputs, &j->view, j->train, room, &j->speeds));
+        TSR_TRY(
+            named(j, tsr_decide(&j->decision, &j->inputs, &j->view, j->train, room, &j->speeds)));
         if (j->decision.memory.of_use[TSR_BUFFER_SCRATCH][TSR_PLACE_DEVICE] >
             largest->decision.memory.of_use[TSR_BUFFER_SCRATCH][TSR_PLACE_DEVICE])
             largest = j;

@@ -354,9 +354,11 @@ static tsr_status print_plan(tsr_text *out, tsr_job *job, int form)
     TSR_TRY(status);
     const tsr_decision *d = &job->decision;
     tsr_largest largest = {0};
+    tsr_room room = d->room;
+    room.base = NULL; /* of models with other layers */
     if (d->train &&
         d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
-        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, &d->room, &job->speeds));
+        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, &room, &job->speeds));
     if (form == TSR_PLAN_SCREEN)
         return tsr_decision_screen(out, d, &job->inputs, &job->view, &job->speeds, &largest, NULL);
     return tsr_decision_print(out, d, &job->inputs, &job->view, &job->speeds, &largest,

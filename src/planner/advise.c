@@ -196,7 +196,7 @@ static void print_holder(tsr_text *out, const tsr_decision *d, const tsr_inputs 
 tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs)
 {
     tsr_text text = {0};
-    if (d->budget >= inputs->config.memory_budget)
+    if (d->budget + d->room.others >= inputs->config.memory_budget)
         return TSR_OK;
     tsr_decide_put_bytes(&text, d->budget);
     print_holder(&text, d, inputs);
@@ -244,7 +244,7 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
                         "micro-batches of at most %" PRId64 " tokens (the largest has %" PRId64
                         "): lower per_device_train_batch_size or max_length; or ",
                         tokens, inputs->bounds.tokens);
-    suggest_memory(out, &d->room, needed);
+    suggest_memory(out, &d->room, needed + d->room.others);
     return TSR_OK;
 }
 
@@ -258,6 +258,11 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
                     tsr_config_where(&inputs->config, "memory_budget"));
     tsr_decide_put_bytes(&text, d->budget);
     tsr_text_puts(&text, " a rank");
+    if (d->room.others) {
+        tsr_text_puts(&text, " beside the ");
+        tsr_decide_put_bytes(&text, d->room.others);
+        tsr_text_puts(&text, " that the other adapters have");
+    }
     print_holder(&text, d, inputs);
     tsr_text_puts(&text, ", but this job needs at least ");
     tsr_decide_put_bytes(&text, needed);

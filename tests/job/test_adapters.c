@@ -343,7 +343,7 @@ static void test_refusals(void **state)
         {"- name: a\n- name: b\n  output_dir: OUT/a\n", "is the directory of a too"},
         {"- name: a\n- name: b\n  init_lora_weights: pissa\n", "pissa changes the base"},
         {"- name: a\n- name: b\n  modules_to_save: [embed_tokens, lm_head]\n",
-         "adapters a and b: one trains tables"},
+         "adapters a and b: their base does not have the same units"},
         {"- name: a\n- name: b\n  dataset: missing.jsonl\n", "missing.jsonl"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -358,6 +358,55 @@ static void test_refusals(void **state)
     }
     expect_refused("- name: a\n- name: b\ntrace: t.json\n", TSR_ECONFIG,
                    "a trace is of one adapter");
+}
+
+/* What a list takes, or *status and the message of a plan that is refused. */
+static uint64_t plan_of(tsr_status *status, const char *entries, int count, uint64_t budget)
+{
+    tsr_auto_text config = {0};
+    tsr_job *job[2] = {NULL};
+    const char *overrides[] = {"backend=cpu"};
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
+    tsr_text_printf(&config,
+                    "%sdataset: %s\noutput_dir: %s\ngradient_checkpointing: none\noffload: none\n"
+                    "optimizer_offload: false\nactivation_offloading: false\n",
+                    COMMON, scratch_path("rows.jsonl"), scratch_path("planned"));
+    if (budget)
+        tsr_text_printf(&config, "memory_budget: %lluMiB\n", (unsigned long long)(budget >> 20));
+    tsr_text_printf(&config, "adapters:\n%s", entries);
+    tsr_job_options options = {.size = sizeof options,
+                               .config_text = tsr_text_string(&config),
+                               .overrides = overrides,
+                               .override_count = 1,
+                               .threads = 1};
+    for (int i = 0; i < count; i++) {
+        options.entry = i;
+        assert_int_equal(tsr_job_create(&job[i], &options), TSR_OK);
+        options.base = job[0];
+    }
+    *status = tsr_job_plan(job[0], &info);
+    for (int i = 0; i < count; i++)
+        tsr_job_destroy(job[i]);
+    return info.device_peak_bytes;
+}
+
+/* Memory for one is not enough for two, which is said; for what both take it is. */
+static void test_budget(void **state)
+{
+    (void)state;
+    static const char two[] = "- {name: a, lora_r: 64}\n- {name: b, lora_r: 64}\n";
+    tsr_status status;
+    uint64_t one = plan_of(&status, two, 1, 0), both = plan_of(&status, two, 2, 0);
+    const uint64_t mib = 1 << 20;
+    assert_int_equal(status, TSR_OK);
+    assert_true(one < both && both < 2 * one);
+    plan_of(&status, two, 2, (one / mib + 1) * mib);
+    assert_int_equal(status, TSR_ECONFIG);
+    if (!strstr(tsr_last_error(), "adapter a: ") ||
+        !strstr(tsr_last_error(), " that the other adapters have"))
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal(plan_of(&status, two, 2, (both / mib + 1) * mib), both);
+    assert_int_equal(status, TSR_OK);
 }
 
 /* Calls in an order that cannot be. */
@@ -414,8 +463,9 @@ static int tear_down(void **state)
 int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_order)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
+                                       cmocka_unit_test(test_resume),
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_budget), cmocka_unit_test(test_order)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
