@@ -22,7 +22,10 @@ static void unknown(loader *l, const tsr_config_entry *entry)
     const tsr_yaml_value shown = {.kind = TSR_YAML_SCALAR, .text = entry->name, .quoted = true};
     tsr_auto_text text = {0};
     tsr_config_found(&text, &shown);
-    if (tsr_peers_awaits(entry))
+    if (!strcmp(entry->name, "adapters"))
+        tsr_config_error(&l->errors, entry->where,
+                         "adapters: the list is written in the job's file, not as an override");
+    else if (tsr_peers_awaits(entry))
         tsr_config_error(&l->errors, entry->where, "%s: no key %s in this version", entry->spelled,
                          tsr_text_string(&text));
     else if (near)

@@ -82,6 +82,8 @@ void tsr_config_collect_adapter(tsr_config_entries *out, const tsr_yaml_value *l
                                 const tsr_config_place *place, const char *file)
 {
     int before = place->errors->count;
+    if (tsr_yaml_is_null(list))
+        return;
     if (list->kind != TSR_YAML_LIST || !list->count || list->count > TSR_CONFIG_MAX_ADAPTERS) {
         tsr_config_error(place->errors, place->where,
                          "adapters: expected a list of 1 to %d maps, each with a name",

@@ -118,6 +118,10 @@ static tsr_status translate(tsr_text *out, struct tsr_config_store *store, tsr_p
     const char *name = tsr_config_source_name(source);
     tsr_config_entries written = {0};
     TSR_TRY(tsr_config_collect(&written, store, errors, source, name));
+    if (store->adapter_count)
+        tsr_config_error(errors, name,
+                         "adapters: a list is of this program alone, and nothing in it "
+                         "is translated");
     tsr_peers_translate(result, store, errors, &written);
     if (!store->failed)
         check_names(result, errors);

@@ -232,8 +232,8 @@ static void test_same_bits(void **state)
 {
     (void)state;
     static const char *const ways[] = {
-        "", "gradient_checkpointing: full\n", "offload: sharded\nactivation_offloading: true\n",
-        "gradient_checkpointing: selective\noptimizer_offload: true\n"};
+        "gradient_checkpointing: full\nactivation_offloading: true\n",
+        "offload: sharded\ngradient_checkpointing: selective\noptimizer_offload: true\n"};
     for (size_t i = 0; i < sizeof few / sizeof *few; i++) {
         job_result one, other;
         const json_t *trace = trace_of(few[i]);
