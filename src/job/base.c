@@ -101,8 +101,9 @@ static tsr_status check_output(const tsr_job *job)
 tsr_status tsr_job_base_check_config(const tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
-    if (config->trace && config->adapter_count > 1)
-        return tsr_fail(TSR_ECONFIG, "%s: a trace is of one adapter; leave trace or adapters out",
+    if (config->trace && (job->base || config->adapter_count > 1))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: a trace is of one adapter; leave trace out, or the others",
                         tsr_config_where(config, "trace"));
     if (!job->base)
         return TSR_OK;
@@ -116,16 +117,25 @@ static const char *name_of(const tsr_job *job)
     return name ? name : job->inputs.config.output_dir;
 }
 
-/* PiSSA takes the adapter's first values out of the base, and tables that are trained are no part of it. */
+/* PiSSA takes the adapter's first values out of the base. */
+static bool changes_base(const tsr_job *job)
+{
+    return tsr_train_adapter_is_principal(&job->inputs.adapter);
+}
+
 tsr_status tsr_job_base_check_inputs(const tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     const tsr_layout *own = &job->inputs.layout;
-    if (config->adapter_count > 1 && tsr_train_adapter_is_principal(&job->inputs.adapter))
+    const tsr_job *changes = changes_base(job)                      ? job
+                             : job->base && changes_base(job->base) ? job->base
+                                                                    : NULL;
+    if (changes && (job->base || config->adapter_count > 1))
         return tsr_fail(TSR_ECONFIG,
                         "%s: adapter %s: init_lora_weights: pissa changes the base, which the "
                         "other adapters share; write true, or train it in a run of its own",
-                        tsr_config_where(config, "init_lora_weights"), name_of(job));
+                        tsr_config_where(&changes->inputs.config, "init_lora_weights"),
+                        name_of(changes));
     if (!job->base)
         return TSR_OK;
     const tsr_layout *its = &job->base->inputs.layout;
@@ -145,19 +155,6 @@ tsr_status tsr_job_base_check_inputs(const tsr_job *job)
 
 /* ---- memory ---- */
 
-uint64_t tsr_job_base_bytes(const tsr_job *job, tsr_place place)
-{
-    const tsr_job *base = job->base ? job->base : job;
-    uint64_t sum = base->decision.memory.of_use[TSR_BUFFER_BASE][place], scratch = 0;
-    for (const tsr_job *j = base; j; j = j->sharer) {
-        const tsr_memory_plan *plan = &j->decision.memory;
-        sum += plan->of_use[TSR_BUFFER_OWN][place];
-        if (plan->of_use[TSR_BUFFER_SCRATCH][place] > scratch)
-            scratch = plan->of_use[TSR_BUFFER_SCRATCH][place];
-    }
-    return sum + scratch;
-}
-
 uint64_t tsr_job_base_scratch(const tsr_job *base, tsr_place place)
 {
     uint64_t most = 0;
@@ -166,6 +163,15 @@ uint64_t tsr_job_base_scratch(const tsr_job *base, tsr_place place)
         most = bytes > most ? bytes : most;
     }
     return most;
+}
+
+uint64_t tsr_job_base_bytes(const tsr_job *job, tsr_place place)
+{
+    const tsr_job *base = job->base ? job->base : job;
+    uint64_t sum = base->decision.memory.of_use[TSR_BUFFER_BASE][place];
+    for (const tsr_job *j = base; j; j = j->sharer)
+        sum += j->decision.memory.of_use[TSR_BUFFER_OWN][place];
+    return sum + tsr_job_base_scratch(base, place);
 }
 
 uint64_t tsr_job_base_taken(const tsr_job *job)

@@ -65,6 +65,7 @@ static void add_int8(tsr_layout_unit *unit, tsr_layout_linear *linear, tsr_layou
     linear->plain = tsr_layout_add_frozen(unit, segment);
     segment.kind = TSR_SEGMENT_INT8_SCALE;
     segment.dtype = TSR_F32;
+    segment.source = linear->source.int8_scale;
     segment.element_count = linear->out;
     linear->row_scale = tsr_layout_add_frozen(unit, segment);
 }

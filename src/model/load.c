@@ -246,15 +246,25 @@ static tsr_status load_plain(tsr_load_job *job, const tsr_layout_segment *segmen
     return status;
 }
 
+/* Whether the checkpoint has these codes and scales; not where the base gives up a part. */
+static bool is_stored_int8(const tsr_load_job *job, const tsr_layout_segment *segment)
+{
+    const tsr_layout_linear *linear =
+        &tsr_model_layout(job->model)->unit[job->unit].linear[segment->linear];
+    return linear->source.int8_scale && !(job->loader->factors && linear->r);
+}
+
 /* But those of NF4, whose codes and scales come together. */
 static tsr_status load_segment(tsr_load_job *job, const tsr_layout_segment *segment, int index)
 {
+    const tsr_load_residual whole = {0};
     switch (segment->kind) {
     case TSR_SEGMENT_PLAIN:
         return load_plain(job, segment, index);
     case TSR_SEGMENT_INT8:
     case TSR_SEGMENT_INT8_SCALE:
-        return tsr_load_int8(job, index);
+        return is_stored_int8(job, segment) ? load_range(job, segment, index, &whole)
+                                            : tsr_load_int8(job, index);
     default:
         return TSR_OK;
     }

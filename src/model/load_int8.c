@@ -1,6 +1,6 @@
 /*
- * load_int8.c: the rank's part of a weight in LLM.int8: taken from a checkpoint that has it, or quantized here, row by row on
- * all threads. A part may begin inside a row; its scale is of all of it.
+ * load_int8.c: the rank's part of a weight that becomes LLM.int8, quantized row by row on all threads. A part may begin inside a
+ * row, whose scale is that of the whole row.
  */
 #include "base/auto.h"
 #include "model/load_parts.h"
@@ -25,37 +25,6 @@ static tsr_status put(tsr_load_job *job, char *to, const void *from, uint64_t by
     }
     return TSR_OK;
 }
-
-/* ---- quantized before ---- */
-
-static tsr_status copy_codes(tsr_load_job *job, char *to, const tsr_tensor *tensor, uint64_t first,
-                             uint64_t count)
-{
-    uint64_t most = tsr_load_chunk_bytes(job);
-    for (uint64_t done = 0; done < count; done += most) {
-        uint64_t some = count - done < most ? count - done : most;
-        char *staged;
-        TSR_TRY(tsr_load_chunk_begin(&staged, job));
-        TSR_TRY(tsr_load_read(tsr_device_pool(job->loader->device), staged, tensor, first + done,
-                              some));
-        TSR_TRY(tsr_stream_copy(job->model->compute, to + done, staged, some));
-        TSR_TRY(tsr_load_chunk_end(job));
-    }
-    return TSR_OK;
-}
-
-static tsr_status copy_scales(tsr_load_job *job, char *to, const tsr_tensor *tensor, uint64_t first,
-                              uint64_t count)
-{
-    TSR_AUTO_FREE float *scale = malloc(count * sizeof *scale + 1);
-    if (!scale)
-        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", tensor->name);
-    TSR_TRY(
-        tsr_load_read_finite(tsr_device_pool(job->loader->device), scale, tensor, first, count));
-    return put(job, to, scale, count * sizeof *scale);
-}
-
-/* ---- quantized here ---- */
 
 #define BATCH_ELEMENTS ((uint64_t)4 << 20) /* that are widened at a time */
 
@@ -155,31 +124,18 @@ static tsr_status make_scales(quantizer *q, char *to, uint64_t first, uint64_t c
     return TSR_OK;
 }
 
-static tsr_status quantize(tsr_load_job *job, char *to, int linear, bool codes, uint64_t first,
-                           uint64_t count)
-{
-    quantizer q;
-    tsr_status status = begin_quantizer(&q, job, linear);
-    if (status == TSR_OK)
-        status = codes ? make_codes(&q, to, first, count) : make_scales(&q, to, first, count);
-    end_quantizer(&q);
-    return status;
-}
-
 tsr_status tsr_load_int8(tsr_load_job *job, int index)
 {
-    const tsr_layout_unit *unit = &tsr_model_layout(job->model)->unit[job->unit];
-    const tsr_layout_segment *segment = &unit->frozen[index];
-    const tsr_layout_linear *linear = &unit->linear[segment->linear];
-    bool codes = segment->kind == TSR_SEGMENT_INT8;
-    bool stored = linear->source.int8_scale && !(job->loader->factors && linear->r);
+    const tsr_layout_segment *segment =
+        &tsr_model_layout(job->model)->unit[job->unit].frozen[index];
     char *to = job->loader->frozen(job->loader->user, job->unit, index);
     uint64_t first, count;
+    quantizer q;
     tsr_plain_range(&first, &count, segment, job->rank, job->ranks);
-    if (!count)
-        return TSR_OK;
-    if (!stored)
-        return quantize(job, to, segment->linear, codes, first, count);
-    return codes ? copy_codes(job, to, linear->source.weight, first, count)
-                 : copy_scales(job, to, linear->source.int8_scale, first, count);
+    tsr_status status = begin_quantizer(&q, job, segment->linear);
+    if (status == TSR_OK)
+        status = segment->kind == TSR_SEGMENT_INT8 ? make_codes(&q, to, first, count)
+                                                   : make_scales(&q, to, first, count);
+    end_quantizer(&q);
+    return status;
 }

@@ -54,7 +54,7 @@ tsr_status tsr_load_agree(const tsr_load_job *job, tsr_status status);
 /* load_nf4.c: one quantized linear. Collective. */
 tsr_status tsr_load_nf4(tsr_load_job *job, int linear);
 
-/* load_int8.c: a segment of a linear in LLM.int8. */
+/* load_int8.c: a segment of a linear that is quantized to LLM.int8. */
 tsr_status tsr_load_int8(tsr_load_job *job, int index);
 
 /* load_stack.c: one quantized stack, collective; or the plain one of this segment. */

@@ -443,6 +443,44 @@ static void test_order(void **state)
     tsr_job_destroy(first);
 }
 
+/* Jobs of two files. */
+static void expect_apart(const char *own, const char *its, const char *words)
+{
+    const char *keys[] = {its, own};
+    tsr_job *job[2] = {NULL};
+    tsr_status status = TSR_OK;
+    for (int i = 0; i < 2; i++) {
+        char output[600];
+        tsr_auto_text config = {0};
+        snprintf(output, sizeof output, "output_dir=%s/%d", scratch_path("apart"), i);
+        const char *overrides[] = {output, "backend=cpu"};
+        tsr_text_printf(&config, "%sdataset: %s\n%s", COMMON, scratch_path("rows.jsonl"), keys[i]);
+        const tsr_job_options options = {.size = sizeof options,
+                                         .config_text = tsr_text_string(&config),
+                                         .overrides = overrides,
+                                         .override_count = 2,
+                                         .threads = 1,
+                                         .base = job[0]};
+        assert_int_equal(status, TSR_OK);
+        status = tsr_job_create(&job[i], &options);
+    }
+    if (words ? status != TSR_ECONFIG || !strstr(tsr_last_error(), words) : status != TSR_OK)
+        fail_msg("%d: %s", status, tsr_last_error());
+    tsr_job_destroy(job[0]);
+    if (!words)
+        tsr_job_destroy(job[1]);
+}
+
+static void test_without_a_list(void **state)
+{
+    (void)state;
+    expect_apart("lora_r: 4\n", "use_dora: true\n", NULL);
+    expect_apart("unit_policy: 2\n", "", "but the job whose base is shared has layer");
+    expect_apart("init_lora_weights: pissa\n", "", "pissa changes the base");
+    expect_apart("", "init_lora_weights: pissa\n", "pissa changes the base");
+    expect_apart("trace: t.json\n", "trace: t.json\n", "a trace is of one adapter");
+}
+
 static int set_up(void **state)
 {
     scratch_setup(state);
@@ -463,9 +501,9 @@ static int tear_down(void **state)
 int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
-                                       cmocka_unit_test(test_resume),
-                                       cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_budget), cmocka_unit_test(test_order)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_order),     cmocka_unit_test(test_without_a_list)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -65,4 +65,17 @@ static inline uint32_t bits_of(float value, tsr_dtype dtype)
     return dtype == TSR_F16 ? tsr_f32_to_f16(value) : bits;
 }
 
+/* Every element [rows, columns] of a device array is `want`, rounded to dtype. */
+static inline void cuda_expect_bits(const char *what, const void *device, const float *want,
+                                    int64_t rows, int64_t columns, tsr_dtype dtype)
+{
+    float *got = cuda_floats(device, rows * columns, dtype);
+    for (int64_t i = 0; i < rows * columns; i++)
+        if (bits_of(got[i], dtype) != bits_of(want[i], dtype))
+            fail_msg("%s %lldx%lld, %s: [%lld] is %a, want %a", what, (long long)rows,
+                     (long long)columns, tsr_dtype_name(dtype), (long long)i, (double)got[i],
+                     (double)want[i]);
+    free(got);
+}
+
 #endif

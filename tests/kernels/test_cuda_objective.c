@@ -147,13 +147,8 @@ static void rows_are_scaled(void **state)
                                          .d = d,
                                          .dtype = dtypes[t]};
             RUN(rig.kernels->scale_rows(rig.stream, &args));
-            float *got = cuda_floats(device, rows * d, dtypes[t]);
-            for (int64_t i = 0; i < rows * d; i++)
-                if (bits_of(got[i], dtypes[t]) != bits_of(x[i], dtypes[t]))
-                    fail_msg("scale_rows %lldx%lld, %s: [%lld] is %a, want %a", (long long)rows,
-                             (long long)d, tsr_dtype_name(dtypes[t]), (long long)i, (double)got[i],
-                             (double)x[i]);
-            free(x), free(weight), free(got);
+            cuda_expect_bits("scale_rows", device, x, rows, d, dtypes[t]);
+            free(x), free(weight);
             cuda_free_all();
         }
 }
