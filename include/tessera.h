@@ -229,13 +229,13 @@ typedef struct tsr_job_options {
     /* Rank i of a machine computes on GPU first_gpu + i of those that CUDA shows to the process, modulo their number: for
      * several jobs in one process. 0: the first. */
     int first_gpu;
-    /* A job that shares its base (weights, ranks, device, memory that lasts for a step) with this one: several adapters on one
-     * base, which step in turns, with the same bits as of jobs with a base of their own (docs/adapters.md). To be trained or
-     * planned, like that one; created before that one is planned or started, started after it; what they share stays until the
-     * last of them is destroyed. Keys of the base must be the same. bootstrap, use_mpi, threads and first_gpu are those of that
-     * job. NULL: a base of its own. */
+    /* A job whose base (weights, ranks, device, scratch memory) this one shares: several adapters on one base that take turns,
+     * each with the bits of a job of its own (docs/adapters.md). Both jobs are for training, or both for planning. Create all jobs
+     * before the first is planned or started, and start the one that owns the base first. The base is freed with the last of
+     * them. Keys of the base must be equal; bootstrap, use_mpi, threads and first_gpu are taken from the owner. NULL: this job
+     * has a base of its own. */
     tsr_job *base;
-    int entry; /* which entry of the list `adapters:` the job is, from 0; without that list nothing */
+    int entry; /* which entry of `adapters:` this job is, from 0; ignored without that list */
 } tsr_job_options;
 
 #define TSR_JOB_OPTIONS_INIT TSR_SIZED(tsr_job_options)
@@ -363,8 +363,7 @@ TSR_API int tsr_job_ranks(const tsr_job *job);
 /* Steps of the whole run; 0 if no training data was read. */
 TSR_API int64_t tsr_job_total_steps(const tsr_job *job);
 
-/* Entries of the configuration's list `adapters:`, and the name of the one that the job is; 0 and NULL without that
- * list. */
+/* The number of entries in the configuration's list `adapters:`, and the name of this job's entry; 0 and NULL without that list. */
 TSR_API int tsr_job_adapters(const tsr_job *job);
 TSR_API const char *tsr_job_adapter_name(const tsr_job *job);
 

@@ -69,7 +69,7 @@ refused() {
 refused 78 'this command is for one adapter' "$program" eval $job
 refused 78 'this command is for one adapter' "$program" merge $job "output_dir=$scratch/merged"
 refused 78 'is for one adapter; give one number' "$program" plan $job --ranks 1,2
-refused 78 'nothing in it is translated' "$program" translate $job
+refused 78 'there is nothing to translate' "$program" translate $job
 refused 78 'not as an override' "$program" train examples/quickstart.yaml 'adapters=[{name: a}]' "output_dir=$scratch/refused"
 refused 78 'is not in this version' "$program" train $job adapter_mixing=tokens "output_dir=$scratch/refused"
 sed 's/name: dora/name: lora/' $job >"$scratch/twice.yaml"

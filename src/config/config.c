@@ -69,7 +69,7 @@ static bool may_be_there(const tsr_key *key, const tsr_config_entry *entry,
     if (entry->layer != TSR_LAYER_ADAPTER || !(key->flags & TSR_KEY_OF_BASE))
         return true;
     tsr_config_error(place->errors, place->where,
-                     "%s: is the same for all adapters; write it beside adapters, not in an entry",
+                     "%s: is the same for all adapters; write it at the top level, not in an entry",
                      place->spelled);
     return false;
 }

@@ -120,8 +120,8 @@ static tsr_status translate(tsr_text *out, struct tsr_config_store *store, tsr_p
     TSR_TRY(tsr_config_collect(&written, store, errors, source, name));
     if (store->adapter_count)
         tsr_config_error(errors, name,
-                         "adapters: a list is of this program alone, and nothing in it "
-                         "is translated");
+                         "adapters: no other program has this list, so there is nothing to "
+                         "translate; use the file as it is");
     tsr_peers_translate(result, store, errors, &written);
     if (!store->failed)
         check_names(result, errors);

@@ -162,8 +162,8 @@ typedef struct {
     int64_t partial_rows; /* of sums over tokens (types.h); 0: none needed */
     /* At start-up; waits. */
     tsr_status (*prepare)(tsr_device *device, const tsr_prepare_args *args);
-    /* What is prepared from now on, and used of it, is that of this one of the jobs that share the device (0 at first): none
-     * takes what another has chosen. The first turn of each is at start-up. */
+    /* Jobs that share a device keep their choices apart: from now on, what is prepared and used is that of job `job` (0 at
+     * first). The first turn of each job is at start-up, since it allocates. */
     tsr_status (*turn)(tsr_device *device, int job);
 } tsr_kernels;
 

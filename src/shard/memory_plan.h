@@ -5,9 +5,8 @@
  * them down; at start-up the same walk takes them from the arenas, and the taker checks each
  * against the plan. So the plan's totals are the arenas' high-water marks, to the byte.
  *
- * Sharing  Adapters that are trained in turns on one base have a plan each. Of their buffers those of the BASE are there
- *          once, SCRATCH is the same memory for all, as what is in it lasts for a step at most, and the rest is each
- *          one's OWN.
+ * Sharing  Adapters that take turns on one base have a plan each. BASE buffers exist once. SCRATCH buffers are the same memory
+ *          for all of them, since nothing in it is needed after a step. The rest is each adapter's OWN.
  *
  * Sizes    Every buffer is rounded up to TSR_ALIGNMENT in the totals, as in an arena.
  */
