@@ -351,7 +351,6 @@ static void dora_norm_of_odd_rows(void **state)
 static void int8_is_decoded(void **state)
 {
     static const int64_t shapes[][2] = {{0, 16}, {1, 1}, {5, 7}, {3, 48}, {200, 256}, {37, 4112}};
-    static const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16, TSR_F16};
     (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int t = 0; t < 3; t++) {
