@@ -68,6 +68,7 @@ RUN_OP(fixed_sum)
 RUN_OP(fixed_add)
 RUN_OP(grad_norm)
 RUN_OP(adamw)
+RUN_OP(adamw_8bit)
 
 #define REPORT(op, name, shape, bytes, flops, args)                                                \
     ops_report(name, shape, bytes, flops, run_##op, &(args), sizeof(args), 1)
@@ -435,6 +436,10 @@ static void optimizer(int64_t count)
                             .control = ops_host_copy(&control, sizeof control),
                             .shift = TSR_FIXED_SHIFT};
     REPORT(adamw, "adamw", shape, 34 * elements, 0, adamw);
+    span.absmax = ops_take((uint64_t)count / TSR_ADAMW_BLOCK * 8);
+    ops_must(tsr_stream_fill(stream, span.absmax, 0, (uint64_t)count / TSR_ADAMW_BLOCK * 8),
+             "fill");
+    REPORT(adamw_8bit, "adamw_8bit", shape, 22.1 * elements, 0, adamw);
 }
 
 static double gemm(const char *name, int64_t m, int64_t n, int64_t k, int transposes, float beta)

@@ -13,7 +13,7 @@
  *            additions commute, so the limbs are those of the reference.
  *            Cost: 8 bytes an element.
  */
-#include "kernels/cuda.cuh"
+#include "kernels/adamw.cuh"
 #include "kernels/fixed_point.h"
 
 #define THREADS      256
@@ -21,37 +21,6 @@
 #define SPANS        32 /* of a launch: its argument is 3 KB */
 #define ADAMW_BLOCKS 5  /* of a multiprocessor: 48 registers a thread */
 #define NORM_BLOCKS  4  /* 8 loads of 16 bytes in flight take 64 registers */
-
-/* ---- b^t ---- */
-
-/* Two doubles whose sum is meant: 2^-104. */
-typedef struct {
-    double high, low;
-} two_double;
-
-static __device__ two_double multiply(two_double a, two_double b)
-{
-    double high = __dmul_rn(a.high, b.high);
-    double low = __fma_rn(a.high, b.high, -high);
-    low = __fma_rn(a.high, b.low, __fma_rn(a.low, b.high, low));
-    two_double product;
-    product.high = __dadd_rn(high, low);
-    product.low = __dsub_rn(low, __dsub_rn(product.high, high));
-    return product;
-}
-
-/* By squaring, in twice the precision and rounded once, as a good pow() of the host gives: the
- * device's own pow() may be two ulps away, which 1 - b^t makes larger. */
-static __device__ double power(double base, uint64_t exponent)
-{
-    two_double square = {base, 0}, result = {1, 0};
-    for (; exponent; exponent >>= 1) {
-        if (exponent & 1)
-            result = multiply(result, square);
-        square = multiply(square, square);
-    }
-    return result.high;
-}
 
 /* ---- the pass ---- */
 
@@ -95,12 +64,6 @@ typedef struct {
     int64_t sum[QUAD];
 } adamw_quad;
 
-static __device__ __forceinline__ void load_floats(float *out, const float *p)
-{
-    float4 value = __ldcs((const float4 *)p);
-    out[0] = value.x, out[1] = value.y, out[2] = value.z, out[3] = value.w;
-}
-
 static __device__ __forceinline__ void load_quad(adamw_quad *q, const tsr_adamw_span *span,
                                                  uint64_t i, int count, bool vectors)
 {
@@ -108,22 +71,18 @@ static __device__ __forceinline__ void load_quad(adamw_quad *q, const tsr_adamw_
         longlong2 low = __ldcs((const longlong2 *)(span->gradient + i));
         longlong2 high = __ldcs((const longlong2 *)(span->gradient + i + 2));
         q->sum[0] = low.x, q->sum[1] = low.y, q->sum[2] = high.x, q->sum[3] = high.y;
-        load_floats(q->m, span->m + i);
-        load_floats(q->v, span->v + i);
-        load_floats(q->p, span->master + i);
+        tsr_load_floats(q->m, (const float *)span->m + i);
+        tsr_load_floats(q->v, (const float *)span->v + i);
+        tsr_load_floats(q->p, span->master + i);
         return;
     }
 #pragma unroll
     for (int j = 0; j < QUAD; j++)
         if (j < count) {
             q->sum[j] = span->gradient[i + j];
-            q->m[j] = span->m[i + j], q->v[j] = span->v[i + j], q->p[j] = span->master[i + j];
+            q->m[j] = ((const float *)span->m)[i + j], q->v[j] = ((const float *)span->v)[i + j];
+            q->p[j] = span->master[i + j];
         }
-}
-
-static __device__ __forceinline__ float4 quad(const float *x)
-{
-    return make_float4(x[0], x[1], x[2], x[3]);
 }
 
 /* Plain vector stores would be merged with the single ones below, as single ones. */
@@ -131,11 +90,11 @@ static __device__ __forceinline__ void store_quad(const adamw_quad *q, const tsr
                                                   uint64_t i, int count, bool vectors)
 {
     if (vectors && count == QUAD) {
-        __stcs((float4 *)(span->m + i), quad(q->m));
-        __stcs((float4 *)(span->v + i), quad(q->v));
-        __stcs((float4 *)(span->master + i), quad(q->p));
+        __stcs((float4 *)((float *)span->m + i), tsr_quad(q->m));
+        __stcs((float4 *)((float *)span->v + i), tsr_quad(q->v));
+        __stcs((float4 *)(span->master + i), tsr_quad(q->p));
         if (span->work && span->work_dtype == TSR_F32) {
-            __stcs((float4 *)((float *)span->work + i), quad(q->p));
+            __stcs((float4 *)((float *)span->work + i), tsr_quad(q->p));
         } else if (span->work) {
             __nv_bfloat162 low = __floats2bfloat162_rn(q->p[0], q->p[1]);
             __nv_bfloat162 high = __floats2bfloat162_rn(q->p[2], q->p[3]);
@@ -147,7 +106,8 @@ static __device__ __forceinline__ void store_quad(const adamw_quad *q, const tsr
 #pragma unroll
     for (int j = 0; j < QUAD; j++)
         if (j < count) {
-            span->m[i + j] = q->m[j], span->v[i + j] = q->v[j], span->master[i + j] = q->p[j];
+            ((float *)span->m)[i + j] = q->m[j], ((float *)span->v)[i + j] = q->v[j];
+            span->master[i + j] = q->p[j];
             if (span->work)
                 tsr_store(span->work, (int64_t)i + j, q->p[j], span->work_dtype);
         }
@@ -159,9 +119,9 @@ static __device__ __forceinline__ float2 corrections(const adamw_scalars *k, dou
 {
     __shared__ float shared[2];
     if (threadIdx.x == 0)
-        shared[0] = -(float)__ddiv_rn(rate, __dsub_rn(1, power(k->beta1_exact, t)));
+        shared[0] = -(float)__ddiv_rn(rate, __dsub_rn(1, tsr_power(k->beta1_exact, t)));
     if (threadIdx.x == TSR_WARP)
-        shared[1] = (float)__dsqrt_rn(__dsub_rn(1, power(k->beta2_exact, t)));
+        shared[1] = (float)__dsqrt_rn(__dsub_rn(1, tsr_power(k->beta2_exact, t)));
     __syncthreads();
     return make_float2(shared[0], shared[1]);
 }
@@ -219,16 +179,6 @@ static bool on_vectors(const tsr_adamw_span *s)
     return all % 16 == 0;
 }
 
-/* Enough blocks to fill the device, `each` on a multiprocessor, and no more: they stride. */
-static unsigned filling_blocks(const tsr_stream *stream, uint64_t count, uint64_t per_block,
-                               int each)
-{
-    uint64_t most = (count + per_block - 1) / per_block;
-    const tsr_device *device = tsr_stream_device((tsr_stream *)stream);
-    uint64_t full = (uint64_t)tsr_device_cuda_properties(device)->sm_count * (uint64_t)each;
-    return (unsigned)(most < full ? most : full);
-}
-
 /* What tsr_adamw_run refuses; with `skip` it does no more than judge. */
 static tsr_status judge(const tsr_adamw_args *args)
 {
@@ -256,7 +206,7 @@ extern "C" tsr_status tsr_adamw_cuda(tsr_stream *stream, const tsr_adamw_args *a
         }
         if (!most)
             continue;
-        dim3 grid(filling_blocks(stream, most, THREADS * QUAD, ADAMW_BLOCKS), spans);
+        dim3 grid(tsr_filling_blocks(stream, most, THREADS * QUAD, ADAMW_BLOCKS), spans);
         TSR_LAUNCH(adamw, grid, THREADS, stream, a, k, args->control);
     }
     return tsr_launched("adamw");
@@ -374,7 +324,7 @@ extern "C" tsr_status tsr_grad_norm_cuda(tsr_stream *stream, const tsr_grad_norm
     if (args->count == 0)
         return TSR_OK;
     unsigned blocks =
-        filling_blocks(stream, args->count / TSR_GRANULE, THREADS / TEAM, NORM_BLOCKS);
+        tsr_filling_blocks(stream, args->count / TSR_GRANULE, THREADS / TEAM, NORM_BLOCKS);
     TSR_LAUNCH(grad_norm, blocks, THREADS, stream, *args, ldexpf(1, -args->shift),
                (uintptr_t)args->gradient % 16 == 0);
     return tsr_launched("grad_norm");

@@ -21,12 +21,14 @@
 
 /* The owned elements of one parameter (or of several that lie one after the other). */
 typedef struct {
-    float *master, *m, *v;   /* [count] fp32 */
+    float *master;           /* [count] */
+    void *m, *v;             /* [count] fp32; with absmax the codes of adamw_8bit.h */
     const int64_t *gradient; /* [count] fixed point, summed over micro-batches and ranks */
     void *work;              /* [count] the copy that is gathered; NULL: none */
     tsr_dtype work_dtype;    /* F32 or BF16 (rounded to nearest even) */
     uint64_t count;
-    double rate; /* of learning, over the step's; 0: the same */
+    double rate;   /* of learning, over the step's; 0: the same */
+    float *absmax; /* [count / 256][2]: of each block's m and v; NULL: they are fp32 */
 } tsr_adamw_span;
 
 /* One step's settings. */

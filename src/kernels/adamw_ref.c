@@ -1,4 +1,4 @@
-#include "kernels/adamw.h"
+#include "kernels/adamw_parts.h"
 
 #include "kernels/fixed_point.h"
 #include "kernels/loops.h"
@@ -17,7 +17,7 @@ typedef struct {
     float epsilon;
 } scalars;
 
-static tsr_status check_step(const tsr_adamw_step *s)
+tsr_status tsr_adamw_check_step(const tsr_adamw_step *s)
 {
     if (s->step == 0 || !(s->beta1 >= 0 && s->beta1 < 1) || !(s->beta2 >= 0 && s->beta2 < 1) ||
         !((float)s->epsilon > 0) || !isfinite(s->epsilon) || !isfinite(s->learning_rate) ||
@@ -60,8 +60,8 @@ TSR_CLONES static void update(float *restrict p, float *restrict m, float *restr
     }
 }
 
-TSR_CLONES static void clipped_gradient(float *restrict g, const int64_t *restrict acc,
-                                        uint64_t count, float unit, float clip)
+TSR_CLONES void tsr_adamw_gradient(float *restrict g, const int64_t *restrict acc, uint64_t count,
+                                   float unit, float clip)
 {
     for (uint64_t i = 0; i < count; i++)
         g[i] = (float)acc[i] * unit * clip;
@@ -79,8 +79,8 @@ TSR_CLONES static void copy_bf16(uint16_t *restrict out, const float *restrict p
         out[i] = tsr_f32_to_bf16(p[i]);
 }
 
-static void copy_work(void *work, tsr_dtype dtype, const float *master, uint64_t first,
-                      uint64_t count)
+void tsr_adamw_put_work(void *work, tsr_dtype dtype, const float *master, uint64_t first,
+                        uint64_t count)
 {
     if (dtype == TSR_F32)
         copy_f32((float *)work + first, master + first, count);
@@ -88,7 +88,7 @@ static void copy_work(void *work, tsr_dtype dtype, const float *master, uint64_t
         copy_bf16((uint16_t *)work + first, master + first, count);
 }
 
-static tsr_status check_work(const void *work, tsr_dtype dtype)
+tsr_status tsr_adamw_check_work(const void *work, tsr_dtype dtype)
 {
     if (work && dtype != TSR_F32 && dtype != TSR_BF16)
         return tsr_fail(TSR_EINVAL, "a working copy in %s: F32 or BF16 is expected",
@@ -101,19 +101,20 @@ static void run_span(const tsr_adamw_span *span, const scalars *s, float unit, f
     float gradient[CHUNK];
     for (uint64_t first = 0; first < span->count; first += CHUNK) {
         uint64_t n = span->count - first < CHUNK ? span->count - first : CHUNK;
-        clipped_gradient(gradient, span->gradient + first, n, unit, clip);
-        update(span->master + first, span->m + first, span->v + first, gradient, n, s);
+        tsr_adamw_gradient(gradient, span->gradient + first, n, unit, clip);
+        update(span->master + first, (float *)span->m + first, (float *)span->v + first, gradient,
+               n, s);
         if (span->work)
-            copy_work(span->work, span->work_dtype, span->master, first, n);
+            tsr_adamw_put_work(span->work, span->work_dtype, span->master, first, n);
     }
 }
 
 tsr_status tsr_adamw_run(const tsr_adamw_span *spans, uint64_t span_count,
                          const tsr_adamw_step *step, int shift, const tsr_adamw_control *control)
 {
-    TSR_TRY(check_step(step));
+    TSR_TRY(tsr_adamw_check_step(step));
     for (uint64_t i = 0; i < span_count; i++)
-        TSR_TRY(check_work(spans[i].work, spans[i].work_dtype));
+        TSR_TRY(tsr_adamw_check_work(spans[i].work, spans[i].work_dtype));
     if (control->skip)
         return TSR_OK;
     for (uint64_t i = 0; i < span_count; i++) {
@@ -126,7 +127,7 @@ tsr_status tsr_adamw_run(const tsr_adamw_span *spans, uint64_t span_count,
 tsr_status tsr_adamw_run_f32(float *master, float *m, float *v, const float *gradient,
                              uint64_t count, const tsr_adamw_step *step)
 {
-    TSR_TRY(check_step(step));
+    TSR_TRY(tsr_adamw_check_step(step));
     scalars s = round_scalars(step, step->learning_rate);
     update(master, m, v, gradient, count, &s);
     return TSR_OK;
@@ -134,8 +135,8 @@ tsr_status tsr_adamw_run_f32(float *master, float *m, float *v, const float *gra
 
 tsr_status tsr_adamw_copy_work(void *work, tsr_dtype dtype, const float *master, uint64_t count)
 {
-    TSR_TRY(check_work(work, dtype));
-    copy_work(work, dtype, master, 0, count);
+    TSR_TRY(tsr_adamw_check_work(work, dtype));
+    tsr_adamw_put_work(work, dtype, master, 0, count);
     return TSR_OK;
 }
 
@@ -193,8 +194,8 @@ static void span_block(void *context, int index)
     uint64_t first = (uint64_t)index * SPAN_BLOCK, left = work->span->count - first;
     tsr_adamw_span part = *work->span;
     part.master += first;
-    part.m += first;
-    part.v += first;
+    part.m = (float *)part.m + first;
+    part.v = (float *)part.v + first;
     part.gradient += first;
     part.count = left < SPAN_BLOCK ? left : SPAN_BLOCK;
     if (part.work)
@@ -209,11 +210,11 @@ tsr_status tsr_adamw_ref(const tsr_adamw_args *args, tsr_pool *pool)
     if (args->control->skip)
         return TSR_OK;
     step.step = args->control->step;
-    TSR_TRY(check_step(&step));
+    TSR_TRY(tsr_adamw_check_step(&step));
     for (uint64_t i = 0; i < args->span_count; i++) {
         scalars s = round_scalars(&step, tsr_adamw_rate(&args->spans[i], &step));
         span_work work = {&args->spans[i], &s, ldexpf(1, -args->shift), args->control->clip};
-        TSR_TRY(check_work(work.span->work, work.span->work_dtype));
+        TSR_TRY(tsr_adamw_check_work(work.span->work, work.span->work_dtype));
         tsr_pool_run(pool, (int)tsr_ceil_div(work.span->count, SPAN_BLOCK), span_block, &work);
     }
     return TSR_OK;

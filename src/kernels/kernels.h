@@ -11,6 +11,7 @@
 #include "base/library.h"
 #include "base/text.h"
 #include "kernels/adamw.h"
+#include "kernels/adamw_8bit.h"
 #include "kernels/attention.h"
 #include "kernels/balance.h"
 #include "kernels/combine.h"
@@ -122,6 +123,7 @@
     X(fixed_add)                                                                                   \
     X(grad_norm)                                                                                   \
     X(adamw)                                                                                       \
+    X(adamw_8bit)                                                                                  \
     X(step_sums)                                                                                   \
     X(step_control)
 

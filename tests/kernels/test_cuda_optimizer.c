@@ -286,6 +286,7 @@ static void grad_norm_gives_the_references_limbs(void **state)
 
 typedef struct {
     float *p, *m, *v;
+    float *absmax; /* not NULL: m and v are codes */
     int64_t *g;
     void *work;
     uint64_t count;
@@ -315,13 +316,13 @@ static owned new_owned(uint64_t count, int kind)
 
 static void free_owned(owned *o)
 {
-    free(o->p), free(o->m), free(o->v), free(o->g), free(o->work);
+    free(o->p), free(o->m), free(o->v), free(o->absmax), free(o->g), free(o->work);
 }
 
 static tsr_adamw_span host_span(const owned *o)
 {
-    return (tsr_adamw_span){o->p,     o->m,    o->v, o->g, o->has_work ? o->work : NULL,
-                            o->dtype, o->count};
+    return (tsr_adamw_span){o->p,     o->m,     o->v, o->g,     o->has_work ? o->work : NULL,
+                            o->dtype, o->count, 0,    o->absmax};
 }
 
 /* `offset` elements off their alignment. */
@@ -340,14 +341,19 @@ static tsr_adamw_span device_span(const owned *o, uint64_t offset)
     RUN(tsr_device_write(rig.device, s.v, o->v, count * 4));
     RUN(tsr_device_write(rig.device, g, o->g, count * 8));
     s.gradient = g;
+    if (o->absmax)
+        s.absmax = cuda_copy(o->absmax, count / 128 * 4);
     return s;
 }
 
 static void expect_span(const tsr_adamw_span *device, const owned *want)
 {
     uint64_t bytes = want->count * 4;
-    expect_bytes("m", device->m, want->m, bytes, 4);
-    expect_bytes("v", device->v, want->v, bytes, 4);
+    uint32_t each = device->absmax ? 1 : 4;
+    expect_bytes("m", device->m, want->m, want->count * each, each);
+    expect_bytes("v", device->v, want->v, want->count * each, each);
+    if (device->absmax)
+        expect_bytes("absmax", device->absmax, want->absmax, want->count / 128 * 4, 4);
     expect_bytes("p", device->master, want->p, bytes, 4);
     if (want->has_work)
         expect_bytes("work", device->work, want->work, want->count * tsr_dtype_bytes(want->dtype),
@@ -403,6 +409,64 @@ static void adamw_gives_the_references_bits(void **state)
     run_steps(counts, MAX_SPANS, 0, other, controls, 7);
     run_steps((uint64_t[]){3000001}, 1, 0, usual, controls, 2);
     run_steps((uint64_t[]){0}, 1, 0, usual, controls, 1);
+}
+
+/* ---- adamw_8bit ---- */
+
+/* Codes of all kinds; blocks whose absmax is 0, subnormal, large. */
+static owned new_coded(uint64_t count, int kind)
+{
+    owned o = new_owned(count, kind);
+    if (kind % 4 == 3)
+        return o;
+    o.absmax = allocate(count / 128 * sizeof *o.absmax);
+    for (uint64_t i = 0; i < count / 128; i++)
+        o.absmax[i] = i % 7 == 6 ? 0 : ldexpf(1, -(int)(i % 150));
+    for (uint64_t i = 0; i < count; i++) {
+        ((uint8_t *)o.m)[i] = (uint8_t)(random_bits(i) >> 7);
+        ((uint8_t *)o.v)[i] = (uint8_t)(random_bits(i) >> 17);
+    }
+    return o;
+}
+
+static void run_coded(const uint64_t *counts, int spans, uint64_t offset,
+                      const tsr_adamw_control *controls, int steps)
+{
+    if (!cuda_turn())
+        return;
+    owned o[MAX_SPANS];
+    tsr_adamw_span host[MAX_SPANS], device[MAX_SPANS];
+    for (int i = 0; i < spans; i++) {
+        o[i] = new_coded(counts[i], i);
+        host[i] = host_span(&o[i]);
+        device[i] = device_span(&o[i], o[i].absmax ? 4 * offset : offset);
+        host[i].rate = device[i].rate = i % 3 == 1 ? 16 : 0;
+    }
+    tsr_adamw_control *control = cuda_copy(controls, (uint64_t)steps * sizeof *controls);
+    for (int t = 0; t < steps; t++) {
+        tsr_adamw_args args = {host, (uint64_t)spans, usual, &controls[t], TSR_FIXED_SHIFT};
+        RUN(tsr_adamw_8bit_ref(&args, rig.pool));
+        args.spans = device;
+        args.control = control + t;
+        RUN(rig.kernels->adamw_8bit(rig.stream, &args));
+        for (int i = 0; i < spans; i++)
+            expect_span(&device[i], &o[i]);
+    }
+    for (int i = 0; i < spans; i++)
+        free_owned(&o[i]);
+    cuda_free_all();
+}
+
+static void adamw_8bit_gives_the_references_bits(void **state)
+{
+    static const uint64_t counts[] = {256, 2560, 70144, 1001, 0, 4096};
+    static const tsr_adamw_control controls[] = {{1, 0, 1},     {0.3f, 0, 2}, {1, 1, 3},
+                                                 {1, 0, 3},     {1, 0, 1000}, {1e-30f, 0, 4},
+                                                 {1, 0, 123456}};
+    (void)state;
+    for (int spans = 1; spans <= MAX_SPANS; spans++)
+        run_coded(counts, spans, (uint64_t)spans % 2, controls, 7);
+    run_coded((uint64_t[]){256 * 12001}, 1, 0, controls, 2);
 }
 
 /* 1 - b^t of the device and of the host's libm: every t of a short run, and some of a long one. */
@@ -550,6 +614,7 @@ int main(void)
         cmocka_unit_test(kernels_wait_for_those_before_them),
         cmocka_unit_test(grad_norm_gives_the_references_limbs),
         cmocka_unit_test(adamw_gives_the_references_bits),
+        cmocka_unit_test(adamw_8bit_gives_the_references_bits),
         cmocka_unit_test(adamw_corrects_the_bias_as_the_reference),
         cmocka_unit_test(adamw_refuses_what_the_reference_refuses),
         cmocka_unit_test(step_sums_are_added_and_cleared),
