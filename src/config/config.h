@@ -110,6 +110,7 @@ typedef enum {
     TSR_CONFIG_PROGRESS_NONE
 } tsr_config_progress;
 typedef enum { TSR_CONFIG_DEFAULTS_TESSERA, TSR_CONFIG_DEFAULTS_TRL } tsr_config_defaults;
+typedef enum { TSR_CONFIG_OPTIM_ADAMW, TSR_CONFIG_OPTIM_ADAMW_8BIT } tsr_config_optim;
 
 typedef struct {
     const char **items; /* NULL: not given */
@@ -256,7 +257,7 @@ typedef struct {
     double learning_rate;
     double loraplus_lr_ratio; /* 0: none */
     double loraplus_lr_embedding;
-    int optim; /* 0: AdamW, the only one */
+    tsr_config_optim optim;
     double adam_beta1, adam_beta2, adam_epsilon, weight_decay;
     double max_grad_norm; /* 0: no clipping */
     tsr_schedule_kind lr_scheduler_type;

@@ -98,9 +98,12 @@ static const tsr_key_word packing_words[] = {
 };
 
 static const tsr_key_word optim_words[] = {
-    {"adamw_torch", 0, NULL},
-    {"adamw", 0, NULL},
-    {"adamw_torch_fused", 0, NULL},
+    {"adamw_torch", TSR_CONFIG_OPTIM_ADAMW, NULL},
+    {"adamw", TSR_CONFIG_OPTIM_ADAMW, NULL},
+    {"adamw_torch_fused", TSR_CONFIG_OPTIM_ADAMW, NULL},
+    {"adamw_8bit", TSR_CONFIG_OPTIM_ADAMW_8BIT, NULL},
+    {"adamw_bnb_8bit", TSR_CONFIG_OPTIM_ADAMW_8BIT, NULL},
+    {"paged_adamw_8bit", TSR_CONFIG_OPTIM_ADAMW_8BIT, NULL},
     END,
 };
 static const char follows_loss[] =
@@ -380,8 +383,10 @@ static const tsr_key optimizer_keys[] = {
     {"loraplus_lr_embedding", G, TSR_KEY_NUMBER, AT(loraplus_lr_embedding), .low = 0, .high = 1e3,
      .flags = TSR_KEY_RESULT | TSR_KEY_LOW_OPEN, .initial = "1e-6",
      .help = "LoRA+: the rate of a LoRA of embed_tokens"},
-    {"optim", G, TSR_KEY_WORD, AT(optim), optim_words, .initial = "adamw_torch",
-     .help = "each name means AdamW with 32-bit state"},
+    {"optim", G, TSR_KEY_WORD, AT(optim), optim_words, .flags = TSR_KEY_RESULT,
+     .initial = "adamw_torch",
+     .help = "the first three are AdamW with 32-bit state, the others bitsandbytes' with 8-bit "
+             "state, in host memory as optimizer_offload says"},
     {"adam_beta1", G, TSR_KEY_NUMBER, AT(adam_beta1), .low = 0, .high = 1,
      .flags = TSR_KEY_RESULT | TSR_KEY_HIGH_OPEN, .initial = "0.9",
      .help = "decay of the first moment"},

@@ -123,7 +123,7 @@ bool tsr_peers_is_one_of(const tsr_yaml_value *value, const char *words);
 void tsr_peers_give_data(tsr_peers_work *work, const tsr_config_entry *from, const char *key,
                          const tsr_yaml_value *list);
 
-/* AdamW under all its names (optim, optimizer). */
+/* AdamW under all its names (optim, optimizer); those of bitsandbytes in 8 bits are names here, too. */
 void tsr_peers_convert_optimizer(tsr_peers_work *work, const tsr_config_entry *entry);
 
 /* A share or number of rows to hold out: validation_split; 0 or null: none. */

@@ -284,18 +284,17 @@ void tsr_peers_convert_processes(tsr_peers_work *work, const tsr_config_entry *e
                          entry->value.kind == TSR_YAML_SCALAR ? entry->value.text : "N");
 }
 
-/* AdamW by other names, all of which compute the same here. */
+/* AdamW by other names. */
 static const struct {
     const char *name, *state; /* NULL: 32 bits there too */
 } adamw[] = {
-    {"adamw_hf", NULL},           {"adamw_torch_xla", NULL},
-    {"adamw_apex_fused", NULL},   {"adamw_torch_npu_fused", NULL},
-    {"paged_adamw", NULL},        {"paged_adamw_32bit", NULL},
-    {"adamw_bnb_8bit", "8"},      {"adamw_8bit", "8"},
-    {"adamw_torch_8bit", "8"},    {"paged_adamw_8bit", "8"},
-    {"ao_adamw_8bit", "8"},       {"ao_adamw_fp8", "8"},
-    {"adamw_torch_4bit", "4"},    {"ao_adamw_4bit", "4"},
-    {"adamw_anyprecision", "16"}, {"optimi_adamw", "16"},
+    {"adamw_hf", NULL},         {"adamw_torch_xla", NULL},
+    {"adamw_apex_fused", NULL}, {"adamw_torch_npu_fused", NULL},
+    {"paged_adamw", NULL},      {"paged_adamw_32bit", NULL},
+    {"adamw_torch_8bit", "8"},  {"ao_adamw_8bit", "8"},
+    {"ao_adamw_fp8", "8"},      {"adamw_torch_4bit", "4"},
+    {"ao_adamw_4bit", "4"},     {"adamw_anyprecision", "16"},
+    {"optimi_adamw", "16"},
 };
 
 void tsr_peers_convert_optimizer(tsr_peers_work *work, const tsr_config_entry *entry)

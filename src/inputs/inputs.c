@@ -218,6 +218,20 @@ static tsr_status check_whole(const tsr_inputs *inputs)
     return TSR_OK;
 }
 
+static tsr_layout_options layout_options(const tsr_inputs *inputs, bool nested)
+{
+    const tsr_config *config = &inputs->config;
+    return (tsr_layout_options){.load_in_4bit = config->load_in_4bit,
+                                .load_in_8bit = config->load_in_8bit,
+                                .nested = nested,
+                                .compute = inputs->compute,
+                                .train_head = inputs->adapter.trains_head,
+                                .train_embedding = inputs->adapter.trains_embedding,
+                                .coded_moments = config->optim == TSR_CONFIG_OPTIM_ADAMW_8BIT,
+                                .embedding_rows = inputs->adapter.embedding_rows,
+                                .head_rows = inputs->adapter.head_rows};
+}
+
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
 {
     tsr_config *config = &inputs->config;
@@ -231,14 +245,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(tsr_train_adapter_open(&inputs->adapter, config, train, inputs->modules,
                                    inputs->module_count, inputs->model.composite,
                                    inputs->model.tie_word_embeddings));
-    tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
-                                  .load_in_8bit = config->load_in_8bit,
-                                  .nested = config->use_bnb_nested_quant,
-                                  .compute = inputs->compute,
-                                  .train_head = inputs->adapter.trains_head,
-                                  .train_embedding = inputs->adapter.trains_embedding,
-                                  .embedding_rows = inputs->adapter.embedding_rows,
-                                  .head_rows = inputs->adapter.head_rows};
+    tsr_layout_options options = layout_options(inputs, config->use_bnb_nested_quant);
     TSR_TRY(check_whole(inputs));
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
@@ -271,14 +278,7 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
     tsr_inputs like = *inputs;
     bool nested = inputs->model.prequantized ? inputs->model.double_quant
                                              : inputs->config.use_bnb_nested_quant;
-    tsr_layout_options options = {.load_in_4bit = inputs->config.load_in_4bit,
-                                  .load_in_8bit = inputs->config.load_in_8bit,
-                                  .nested = nested,
-                                  .compute = inputs->compute,
-                                  .train_head = inputs->adapter.trains_head,
-                                  .train_embedding = inputs->adapter.trains_embedding,
-                                  .embedding_rows = inputs->adapter.embedding_rows,
-                                  .head_rows = inputs->adapter.head_rows};
+    tsr_layout_options options = layout_options(inputs, nested);
     like.model.layer_count = layers;
     repeat_sparse(&like.model.experts.sparse, inputs->model.layer_count, layers);
     like.model.prequantized = false;

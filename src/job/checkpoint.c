@@ -3,7 +3,9 @@
  *
  *     adapter_model.safetensors, adapter_config.json, README.md     rank 0; as at the end of a run
  *     state-00001-of-00003.safetensors ...     each rank of the first shard group: what it owns of
- *                                              each tensor's master, exp_avg and exp_avg_sq, fp32
+ *                                              each tensor's master, exp_avg and exp_avg_sq, fp32;
+ *                                              of 8-bit moments their codes, and each block's
+ *                                              absmax of both
  *     router_bias.safetensors                  rank 0, where routers have biases of their own
  *     reference.safetensors                    rank 0, of an objective with a reference: its sums
  *     matmuls.txt                              rank 0, where matmuls are chosen
@@ -22,22 +24,19 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-const char *const tsr_job_state_names[TSR_TRAINABLE_STATE_COUNT] = {"master", "exp_avg",
-                                                                    "exp_avg_sq"};
-
 void tsr_job_state_file(char out[TSR_SNAPSHOT_NAME_BYTES], int rank, int ranks)
 {
     snprintf(out, TSR_SNAPSHOT_NAME_BYTES, "state-%05d-of-%05d.safetensors", rank + 1, ranks);
 }
 
-tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *part, int buffer)
+tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *part,
+                              const tsr_state_buffer *buffer)
 {
     char *name, chunk[16] = "";
     TSR_TRY(tsr_peft_tensor_name(&name, part->path, part->part));
     if (part->part == TSR_PEFT_WHOLE || part->chunk > 0)
         snprintf(chunk, sizeof chunk, ".%d", part->chunk);
-    int length =
-        snprintf(out, TSR_JOB_NAME_BYTES, "%s%s.%s", name, chunk, tsr_job_state_names[buffer]);
+    int length = snprintf(out, TSR_JOB_NAME_BYTES, "%s%s.%s", name, chunk, buffer->name);
     if (length >= TSR_JOB_NAME_BYTES) {
         tsr_status status =
             tsr_fail(TSR_EUNSUPPORTED, "%s: a name too long for a checkpoint", name);
@@ -67,8 +66,8 @@ tsr_status tsr_job_check_finite(const tsr_job *job, const char *tensor, const fl
 /* One tensor of it. */
 typedef struct {
     tsr_job *job;
-    const char *data; /* where the state is */
-    uint64_t first;   /* element of the tensor */
+    tsr_state_buffer buffer;
+    uint64_t first; /* element of it */
     uint64_t count;
     char name[TSR_JOB_NAME_BYTES];
 } owned;
@@ -87,8 +86,10 @@ static tsr_status next(const void **data, uint64_t *bytes, void *user, uint64_t 
     float *values = o->job->buffers.unit;
     (void)offset;
     *data = values;
-    *bytes = o->count * sizeof *values;
-    TSR_TRY(tsr_device_read(o->job->device, values, o->data, *bytes));
+    *bytes = o->count * tsr_dtype_bytes(o->buffer.dtype);
+    TSR_TRY(tsr_device_read(o->job->device, values, o->buffer.data, *bytes));
+    if (o->buffer.dtype == TSR_U8)
+        return TSR_OK;
     return tsr_job_check_finite(o->job, o->name, values, o->first, o->count);
 }
 
@@ -97,19 +98,19 @@ static tsr_status add_part(void *user, const tsr_job_part *part)
     own_file *file = user;
     const tsr_trainable *trainable = &file->job->decision.store.trainable;
     tsr_trainable_span span = tsr_job_trainable(file->job, part->unit, part->segment);
-    tsr_state_buffer buffer[TSR_TRAINABLE_STATE_COUNT];
-    tsr_trainable_state(trainable, buffer);
-    for (int b = 0; b < TSR_TRAINABLE_STATE_COUNT; b++) {
+    tsr_state_buffer buffer[TSR_TRAINABLE_STATE_MOST];
+    int count = tsr_trainable_state(buffer, trainable, &span);
+    for (int b = 0; b < count; b++) {
         owned *o = &file->owned[file->count];
-        TSR_TRY(tsr_job_state_name(o->name, part, b));
+        TSR_TRY(tsr_job_state_name(o->name, part, &buffer[b]));
         o->job = file->job;
-        o->data = (const char *)buffer[b].data + span.begin * sizeof(float);
-        o->first = span.first;
-        o->count = span.real;
+        o->buffer = buffer[b];
+        o->first = span.first / TSR_GRANULE_ELEMENTS * buffer[b].each;
+        o->count = span.real / TSR_GRANULE_ELEMENTS * buffer[b].each;
         file->source[file->count++] = (tsr_tensor_source){.name = o->name,
-                                                          .dtype = TSR_F32,
+                                                          .dtype = buffer[b].dtype,
                                                           .ndim = 1,
-                                                          .shape = {span.real},
+                                                          .shape = {o->count},
                                                           .next = next,
                                                           .user = o};
     }
@@ -125,7 +126,7 @@ static tsr_status write_own(tsr_job *job, const tsr_folder *folder)
         return TSR_OK;
     char name[TSR_SNAPSHOT_NAME_BYTES];
     tsr_job_state_file(name, rank, group);
-    uint64_t most = TSR_TRAINABLE_STATE_COUNT * tsr_job_part_count(job);
+    uint64_t most = TSR_TRAINABLE_STATE_MOST * tsr_job_part_count(job);
     own_file file = {.job = job,
                      .owned = calloc(most + 1, sizeof *file.owned),
                      .source = calloc(most + 1, sizeof *file.source)};

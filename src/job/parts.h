@@ -317,8 +317,9 @@ tsr_status tsr_job_record_eval(tsr_job *job, const tsr_job_evaluation *evaluatio
 tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status);
 
 #define TSR_JOB_NAME_BYTES 256
-/* The name of a tensor's master, first or second moment in a checkpoint, and of a rank's file. */
-tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *part, int buffer);
+/* The name in a checkpoint of what it holds of a tensor, and of a rank's file. */
+tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *part,
+                              const tsr_state_buffer *buffer);
 void tsr_job_state_file(char out[TSR_SNAPSHOT_NAME_BYTES], int rank, int ranks);
 
 /* A key's value as it was resolved; samples of a full step on all ranks. */

@@ -104,6 +104,8 @@ static tsr_status open_snapshot(tsr_job *job, const choice *found)
 
 /* ---- whether it fits ---- */
 
+#define EARLIER_GRANULE 64 /* elements of a trainable tensor's granule, once */
+
 /* Older checkpoints have the default of these keys where init_adapter had
  * decided them. The model's hash knows how much is trained. */
 static bool left_to_adapter(const tsr_config *config, const tsr_key *key, const char *was)
@@ -126,6 +128,8 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         const char *was = json_string_value(json_object_get(stored, key->name));
+        if (!was && !strcmp(key->name, "optim"))
+            was = key->initial; /* earlier versions had one optimizer */
         if (!(key->flags & TSR_KEY_RESULT) || !was || left_to_adapter(config, key, was))
             continue;
         tsr_text_clear(&text);
@@ -238,7 +242,8 @@ static tsr_status check_job(const tsr_job *job, const tsr_snapshot *snapshot)
     TSR_TRY(tsr_json_int(&granule, state, "granule_elements", 1, INT32_MAX, directory));
     TSR_TRY(tsr_json_object(&optimizer, state, "optimizer", directory));
     TSR_TRY(tsr_json_int(&shift, optimizer, "gradient_shift", 0, 62, directory));
-    if (granule != TSR_GRANULE_ELEMENTS || shift != TSR_FIXED_SHIFT)
+    bool known = granule == TSR_GRANULE_ELEMENTS || granule == EARLIER_GRANULE;
+    if (!known || shift != TSR_FIXED_SHIFT)
         return tsr_fail(
             TSR_EDATA,
             "%s: another version of this program made the checkpoint, with shards of %" PRId64
@@ -338,29 +343,44 @@ int tsr_job_finished(const tsr_job *job)
 typedef struct {
     tsr_job *job;
     int ranks;              /* that wrote it */
+    uint64_t granule;       /* elements, when it was written */
     tsr_safetensors **file; /* [ranks] */
 } reader;
 
-/* Elements [first, first + count) of a padded tensor, from the ranks that had them. */
-static tsr_status read_range(float *out, const reader *r, const char *name, uint64_t granules,
+/* Of a tensor whose state was written in granules of r->granule elements: the part that `rank` had, in values of
+ * `buffer`, of which each granule of now has buffer->each. */
+static void range_of(uint64_t *begin, uint64_t *end, const reader *r, const tsr_segment *segment,
+                     const tsr_state_buffer *buffer, int rank)
+{
+    uint64_t granules = tsr_ceil_div(segment->element_count, r->granule), count;
+    uint64_t each = buffer->each * r->granule / TSR_GRANULE_ELEMENTS;
+    tsr_granule_range(begin, &count, granules, (uint64_t)r->ranks, (uint64_t)rank);
+    *begin *= each;
+    *end = *begin + count * each;
+}
+
+/* Values [first, first + count) of a padded tensor, from the ranks that had them. */
+static tsr_status read_range(void *out, const reader *r, const char *name,
+                             const tsr_segment *segment, const tsr_state_buffer *buffer,
                              uint64_t first, uint64_t count)
 {
+    uint64_t width = tsr_dtype_bytes(buffer->dtype);
     for (int rank = 0; rank < r->ranks; rank++) {
         uint64_t begin, end;
-        tsr_granule_range(&begin, &end, granules, (uint64_t)r->ranks, (uint64_t)rank);
-        begin *= TSR_GRANULE_ELEMENTS;
-        end = begin + end * TSR_GRANULE_ELEMENTS;
+        range_of(&begin, &end, r, segment, buffer, rank);
         const tsr_tensor *tensor = tsr_safetensors_find(r->file[rank], name);
-        if (!tensor || tensor->dtype != TSR_F32 || tensor->element_count != end - begin)
-            return tsr_fail(TSR_EDATA,
-                            "%s: tensor '%s' has %" PRIu64 " elements, expected %" PRIu64 " of F32",
-                            tsr_safetensors_path(r->file[rank]), name,
-                            tensor ? tensor->element_count : 0, end - begin);
+        if (!tensor || tensor->dtype != buffer->dtype || tensor->element_count != end - begin)
+            return tsr_fail(
+                TSR_EDATA,
+                "%s: tensor '%s' has %" PRIu64 " elements of %s, expected %" PRIu64 " of %s",
+                tsr_safetensors_path(r->file[rank]), name, tensor ? tensor->element_count : 0,
+                tensor ? tsr_dtype_name(tensor->dtype) : "nothing", end - begin,
+                tsr_dtype_name(buffer->dtype));
         uint64_t from = begin > first ? begin : first;
         uint64_t to = end < first + count ? end : first + count;
         if (from < to)
-            TSR_TRY(
-                tsr_safetensors_read_f32(out + (from - first), tensor, from - begin, to - from));
+            TSR_TRY(tsr_safetensors_read((char *)out + (from - first) * width, tensor,
+                                         (from - begin) * width, (to - from) * width));
     }
     return TSR_OK;
 }
@@ -369,22 +389,23 @@ static tsr_status restore_part(void *user, const tsr_job_part *part)
 {
     const reader *r = user;
     tsr_job *job = r->job;
-    const tsr_trainable *trainable = &job->decision.store.trainable;
     tsr_trainable_span span = tsr_job_trainable(job, part->unit, part->segment);
-    tsr_state_buffer buffer[TSR_TRAINABLE_STATE_COUNT];
+    tsr_state_buffer buffer[TSR_TRAINABLE_STATE_MOST];
+    int count = tsr_trainable_state(buffer, &job->decision.store.trainable, &span);
     float *values = job->buffers.unit;
-    tsr_trainable_state(trainable, buffer);
-    for (int b = 0; b < TSR_TRAINABLE_STATE_COUNT; b++) {
+    for (int b = 0; b < count; b++) {
         char name[TSR_JOB_NAME_BYTES];
-        TSR_TRY(tsr_job_state_name(name, part, b));
-        memset(values, 0, span.count * sizeof *values); /* the padding */
-        TSR_TRY(read_range(values, r, name, span.segment->granule_count, span.first, span.real));
+        uint64_t each = buffer[b].each, granules = span.count / TSR_GRANULE_ELEMENTS;
+        uint64_t bytes = granules * each * tsr_dtype_bytes(buffer[b].dtype);
+        TSR_TRY(tsr_job_state_name(name, part, &buffer[b]));
+        memset(values, 0, bytes); /* the padding */
+        TSR_TRY(read_range(values, r, name, span.segment, &buffer[b],
+                           span.first / TSR_GRANULE_ELEMENTS * each,
+                           span.real / TSR_GRANULE_ELEMENTS * each));
         if (b == 0)
             TSR_TRY(tsr_job_put_trainable(job, part->unit, part->segment, values));
         else
-            TSR_TRY(tsr_device_write(job->device,
-                                     (char *)buffer[b].data + span.begin * sizeof *values, values,
-                                     span.count * sizeof *values));
+            TSR_TRY(tsr_device_write(job->device, buffer[b].data, values, bytes));
     }
     return TSR_OK;
 }
@@ -392,9 +413,14 @@ static tsr_status restore_part(void *user, const tsr_job_part *part)
 tsr_status tsr_job_restore_trainable(tsr_job *job, const tsr_snapshot *snapshot)
 {
     const char *directory = tsr_snapshot_directory(snapshot);
-    int64_t ranks;
-    TSR_TRY(tsr_json_int(&ranks, tsr_snapshot_state(snapshot), "ranks", 1, 1 << 20, directory));
-    reader r = {.job = job, .ranks = (int)ranks, .file = calloc((size_t)ranks, sizeof *r.file)};
+    const json_t *state = tsr_snapshot_state(snapshot);
+    int64_t ranks, granule;
+    TSR_TRY(tsr_json_int(&ranks, state, "ranks", 1, 1 << 20, directory));
+    TSR_TRY(tsr_json_int(&granule, state, "granule_elements", 1, TSR_GRANULE_ELEMENTS, directory));
+    reader r = {.job = job,
+                .ranks = (int)ranks,
+                .granule = (uint64_t)granule,
+                .file = calloc((size_t)ranks, sizeof *r.file)};
     tsr_status status = TSR_OK;
     if (!r.file)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to read it", directory);

@@ -46,7 +46,7 @@ static needs count(const tsr_job *job, int64_t done, int64_t there)
     const tsr_inputs *in = &job->inputs;
     uint64_t values = sizeof(float) * in->layout.trainable_count;
     uint64_t names = 3 * in->adapter.set.count * NAME_BYTES;
-    uint64_t ranks = (uint64_t)job->decision.group, states = TSR_TRAINABLE_STATE_COUNT;
+    uint64_t ranks = (uint64_t)job->decision.group, states = 3;
     int64_t left = tsr_batch_run_of(in->batch)->steps - done;
     uint64_t steps = left > 0 ? (uint64_t)left : 0;
     bool events = in->config.report_to == TSR_CONFIG_REPORT_TENSORBOARD;

@@ -394,20 +394,24 @@ static void add_span(tsr_job *job, uint64_t first_span, uint64_t *count, const t
     char *work = (char *)s->work + (begin - s->begin) * tsr_dtype_bytes(dtype);
     tsr_adamw_span *last = *count > first_span ? &job->spans[*count - 1] : NULL;
     if (last && last->work_dtype == dtype && last->rate == rate &&
+        !last->absmax == !s->segment->coded &&
         work == (char *)last->work + last->count * tsr_dtype_bytes(dtype)) {
         last->count += end - begin;
         return;
     }
-    uint64_t at = begin - part->begin;
-    job->spans[(*count)++] =
-        (tsr_adamw_span){.master = part->master + at,
-                         .m = part->m + at,
-                         .v = part->v + at,
-                         .gradient = job->decision.store.trainable.accumulator + begin,
-                         .work = work,
-                         .work_dtype = dtype,
-                         .count = end - begin,
-                         .rate = rate};
+    const tsr_trainable *t = &job->decision.store.trainable;
+    uint64_t width = s->segment->coded ? 1 : sizeof(float);
+    uint64_t moment = s->moment + (begin - s->begin) * width - part->moment;
+    job->spans[(*count)++] = (tsr_adamw_span){
+        .master = part->master + (begin - part->begin),
+        .m = part->m + moment,
+        .v = part->v + moment,
+        .absmax = s->segment->coded ? t->absmax + begin / TSR_GRANULE_ELEMENTS * 2 : NULL,
+        .gradient = t->accumulator + begin,
+        .work = work,
+        .work_dtype = dtype,
+        .count = end - begin,
+        .rate = rate};
 }
 
 /* The spans of the update, chunk after chunk. */

@@ -90,11 +90,13 @@ static tsr_status on_optim(void *user, const int64_t *word, int chunk)
                                              .max_norm = job->inputs.config.max_grad_norm}));
         TSR_TRY(tsr_job_move_router_bias(job, word));
     }
-    return kernels->adamw(stream, &(tsr_adamw_args){.spans = job->spans + spans[0],
-                                                    .span_count = spans[1] - spans[0],
-                                                    .step = job->adamw,
-                                                    .control = &job->sums->control,
-                                                    .shift = TSR_FIXED_SHIFT});
+    const tsr_adamw_args args = {.spans = job->spans + spans[0],
+                                 .span_count = spans[1] - spans[0],
+                                 .step = job->adamw,
+                                 .control = &job->sums->control,
+                                 .shift = TSR_FIXED_SHIFT};
+    bool coded = job->inputs.config.optim == TSR_CONFIG_OPTIM_ADAMW_8BIT;
+    return coded ? kernels->adamw_8bit(stream, &args) : kernels->adamw(stream, &args);
 }
 
 static tsr_saved on_saved(void *user, int unit)

@@ -3,6 +3,7 @@
 #include "adapters/init.h"
 #include "base/checked.h"
 #include "base/log.h"
+#include "kernels/adamw_8bit.h"
 #include "model/arch/arch.h"
 #include "model/units.h"
 
@@ -86,8 +87,8 @@ int tsr_layout_add_trainable(tsr_layout *layout, tsr_layout_unit *unit, uint64_t
     uint64_t matrices = segment.stack ? segment.stack : 1;
     segment.columns = columns;
     segment.element_count = matrices * rows * columns;
-    segment.granule_count = tsr_ceil_div(segment.element_count, 64);
-    segment.granule_bytes = 64 * tsr_dtype_bytes(segment.dtype);
+    segment.granule_count = tsr_ceil_div(segment.element_count, TSR_GRANULE_ELEMENTS);
+    segment.granule_bytes = TSR_GRANULE_ELEMENTS * tsr_dtype_bytes(segment.dtype);
     unit->trainable[unit->trainable_count] = segment;
     layout->trainable_count += matrices * segment.stored_rows * segment.stored_columns;
     return unit->trainable_count++;
@@ -530,6 +531,28 @@ static bool adapts_embedding(const tsr_adapter_set *set)
     return found;
 }
 
+/* Elements of the whole tensor as files have it, of which a chunk of a table has some rows. */
+static uint64_t whole_elements(const tsr_layout *layout, const tsr_layout_unit *unit,
+                               const tsr_layout_segment *s)
+{
+    bool chunk = unit->row_count && s->stored_rows == unit->row_count;
+    uint64_t rows = chunk ? layout->config.vocab_size : s->stored_rows;
+    return rows * s->stored_columns * (s->stack ? s->stack : 1);
+}
+
+/* As Transformers sets bitsandbytes up: what an embedding trains whole keeps fp32 moments, however large. */
+static void code_moments(tsr_layout *layout)
+{
+    for (int u = 0; u < layout->unit_count; u++) {
+        tsr_layout_unit *unit = &layout->unit[u];
+        bool embedding = layout->embedding_whole && u >= tsr_layout_head_end(layout);
+        for (int i = 0; i < unit->trainable_count; i++)
+            unit->trainable[i].coded =
+                !embedding &&
+                whole_elements(layout, unit, &unit->trainable[i]) >= TSR_ADAMW_CODED_LEAST;
+    }
+}
+
 tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_checkpoint *checkpoint, const tsr_adapter_set *set,
                            const tsr_layout_options *options)
@@ -569,6 +592,8 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
         add_adapter(&b, &set->adapter[i]);
     for (uint64_t i = 0; set && i < set->count; i++)
         add_magnitude(&layout, &set->adapter[i]);
+    if (options->coded_moments)
+        code_moments(&layout);
     if (layout.embedding_count) /* every layer leads to it */
         layout.first_trained = 0;
     if ((status = tsr_layout_warn_unused(&layout, checkpoint)) < 0 ||

@@ -68,6 +68,7 @@ typedef struct {
     /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. stack: it is so many
      * such matrices, one behind the other, each of element_count / stack; 0: 1. */
     uint64_t columns, stored_rows, stored_columns, stack;
+    bool coded; /* of a trainable one: its moments are codes of 8 bits */
     const char
         *module; /* of what is trained of a table, its module's path; of an adapter's part NULL */
 } tsr_layout_segment;
@@ -233,6 +234,7 @@ typedef struct {
     bool load_in_4bit, load_in_8bit, nested;
     tsr_dtype compute;                /* dtype of the working copies of A and B; m is fp32 always */
     bool train_head, train_embedding; /* whole, as modules_to_save has it */
+    bool coded_moments;               /* of large trainable tensors, for adamw_8bit */
     tsr_layout_rows embedding_rows, head_rows; /* trained alone; not with these */
 } tsr_layout_options;
 

@@ -13,10 +13,16 @@
 #define CHUNK_BYTES ((uint64_t)8 << 20)   /* a third of a millisecond over PCIe */
 #define PIECE_BYTES ((uint64_t)512 << 10) /* that one thread reads at a time */
 
+static uint64_t per_rank(const tsr_layout_segment *segment, int ranks)
+{
+    uint64_t granule = segment->granule_bytes / tsr_dtype_bytes(segment->dtype);
+    return tsr_ceil_div(segment->granule_count, (uint64_t)ranks) * granule;
+}
+
 void tsr_plain_range(uint64_t *first, uint64_t *count, const tsr_layout_segment *segment, int rank,
                      int ranks)
 {
-    uint64_t part = tsr_ceil_div(segment->granule_count, (uint64_t)ranks) * 64;
+    uint64_t part = per_rank(segment, ranks);
     uint64_t begin = part * (uint64_t)rank;
     *first = begin < segment->element_count ? begin : segment->element_count;
     *count = segment->element_count - *first < part ? segment->element_count - *first : part;
@@ -363,7 +369,7 @@ static tsr_status open_part(owned_part *out, const tsr_layout_segment *s,
         part.from = part.count ? part.from : run.stored;
         part.count += run.count;
     }
-    part.values = calloc(tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64 + 1, sizeof(float));
+    part.values = calloc(per_rank(s, ranks) + 1, sizeof(float));
     bool same = s->columns == s->stored_columns && !s->stack;
     part.read = same ? part.values : calloc(part.count + 1, sizeof(float));
     if (!part.values || !part.read) {

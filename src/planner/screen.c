@@ -27,6 +27,7 @@ static const struct {
     {"NF4 levels", "", "base weights"},
     {"trainable.m", "AdamW", "optimizer states"},
     {"trainable.v", "AdamW", "optimizer states"},
+    {"trainable.absmax", "", "optimizer states"},
     {"optimizer state", "", "optimizer states, on their way from the host"},
     {"trainable.gradient", "", "gradients of the adapter"},
     {"gradient of shared", "", "values that layers share"},

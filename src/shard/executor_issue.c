@@ -175,12 +175,16 @@ static tsr_status issue_state(tsr_executor *executor, const tsr_plan_op *op)
     tsr_optim_part part = tsr_store_part(store, op->chunk);
     uint64_t bytes = part.count * sizeof(float);
     bool save = op->kind == TSR_OP_SAVE_STATE;
-    float *home[TSR_STATE_ARRAYS] = {t->master + part.begin, t->m + part.begin, t->v + part.begin};
-    float *here[TSR_STATE_ARRAYS] = {part.master, part.m, part.v};
+    const struct {
+        void *home, *here;
+        uint64_t bytes;
+    } array[TSR_STATE_ARRAYS] = {{t->master + part.begin, part.master, bytes},
+                                 {t->m + part.moment, part.m, part.moment_bytes},
+                                 {t->v + part.moment, part.v, part.moment_bytes}};
     for (int i = 0; i < TSR_STATE_ARRAYS; i++)
-        TSR_TRY(tsr_stream_copy(stream_of(executor, op), save ? home[i] : here[i],
-                                save ? here[i] : home[i], bytes));
-    return save ? poison(executor, op, (char *)part.master, TSR_STATE_ARRAYS * bytes) : TSR_OK;
+        TSR_TRY(tsr_stream_copy(stream_of(executor, op), save ? array[i].home : array[i].here,
+                                save ? array[i].here : array[i].home, array[i].bytes));
+    return save ? poison(executor, op, (char *)part.master, op->bytes) : TSR_OK;
 }
 
 /* The kernel takes TSR_FIXED_PARTS tensors at a time. */

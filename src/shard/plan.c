@@ -316,7 +316,10 @@ static void measure(tsr_plan *plan)
             plan->saved_bytes = o->saved_bytes[l];
     if (o->train && o->chunk_elements > 0) {
         plan->chunk_count = (int)((plan->owned + o->chunk_elements - 1) / o->chunk_elements);
-        plan->state_bytes = tsr_plan_chunk(plan, 0).count * TSR_STATE_ARRAYS * sizeof(float);
+        for (int i = 0; i < plan->chunk_count; i++) {
+            uint64_t bytes = tsr_plan_state_bytes(plan, i);
+            plan->state_bytes = bytes > plan->state_bytes ? bytes : plan->state_bytes;
+        }
     }
     plan->gradient_bytes = part * (uint64_t)o->ranks * sizeof(float);
     plan->receive_bytes = part * (uint64_t)(o->ranks - 1) * sizeof(float);
@@ -455,4 +458,13 @@ tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk)
     uint64_t begin = chunk < 0 ? 0 : (uint64_t)chunk * size;
     uint64_t left = plan->owned - begin;
     return (tsr_plan_range){begin, left < size ? left : size};
+}
+
+uint64_t tsr_plan_state_bytes(const tsr_plan *plan, int chunk)
+{
+    const tsr_plan_options *o = &plan->options;
+    tsr_plan_range range = tsr_plan_chunk(plan, chunk);
+    uint64_t before = tsr_unit_moment_bytes(o->units, o->unit_count, range.begin);
+    uint64_t end = tsr_unit_moment_bytes(o->units, o->unit_count, range.begin + range.count);
+    return range.count * sizeof(float) + 2 * (end - before);
 }

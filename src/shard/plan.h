@@ -56,7 +56,7 @@
 #define TSR_GRADIENT_BUFFERS 2 /* where gradients are reduced at once */
 #define TSR_KEPT_TURNS       2
 #define TSR_STATE_BUFFERS    2
-#define TSR_STATE_ARRAYS     3 /* masters and two moments, fp32 each */
+#define TSR_STATE_ARRAYS     3 /* masters and two moments */
 
 typedef enum { TSR_COMM_NONE, TSR_COMM_SHARD, TSR_COMM_REPLICA, TSR_COMM_WORLD } tsr_comm_id;
 
@@ -263,6 +263,9 @@ typedef struct {
 
 /* A chunk of the optimizer's state; chunk -1: all of it. */
 tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk);
+
+/* Bytes of its masters and moments. */
+uint64_t tsr_plan_state_bytes(const tsr_plan *plan, int chunk);
 
 /* TSR_ERANKS, naming the first op (or segment) that differs and the rank, unless all ranks compiled
  * the same plan from the same layout. Blocking, collective; at start-up (allocates). */

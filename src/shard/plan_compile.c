@@ -406,7 +406,7 @@ static void load_state(tsr_builder *b, int chunk)
     int buffer = chunk % TSR_STATE_BUFFERS;
     tsr_plan_op *op = tsr_op_begin(b, TSR_OP_LOAD_STATE, TSR_STREAM_H2D, -1);
     op->chunk = chunk;
-    op->bytes = tsr_plan_chunk(b->plan, chunk).count * TSR_STATE_ARRAYS * sizeof(float);
+    op->bytes = tsr_plan_state_bytes(b->plan, chunk);
     tsr_op_wants(op, chunk == 0 ? stored_last(b) : TSR_EVENT_STORED + buffer);
     tsr_op_records(op, TSR_EVENT_FETCHED + buffer);
     tsr_op_end(b, op);
@@ -433,7 +433,7 @@ static void save_state(tsr_builder *b, int chunk)
     int buffer = chunk % TSR_STATE_BUFFERS;
     tsr_plan_op *op = tsr_op_begin(b, TSR_OP_SAVE_STATE, TSR_STREAM_D2H, -1);
     op->chunk = chunk;
-    op->bytes = tsr_plan_chunk(b->plan, chunk).count * TSR_STATE_ARRAYS * sizeof(float);
+    op->bytes = tsr_plan_state_bytes(b->plan, chunk);
     tsr_op_wants(op, TSR_EVENT_UPDATED + buffer);
     tsr_op_records(op, TSR_EVENT_STORED + buffer);
     tsr_op_end(b, op);

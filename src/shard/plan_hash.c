@@ -26,13 +26,21 @@ static uint64_t hash_number(uint64_t hash, uint64_t number)
 static uint64_t hash_segment(const item *i)
 {
     const tsr_segment *s = i->segment;
-    uint64_t number[] = {(uint64_t)i->unit->id, (uint64_t)i->unit->home,
-                         i->unit->has_norm,     i->unit->keeps_trainable,
-                         i->trainable,          s->param,
-                         (uint64_t)s->dtype,    s->granule_bytes,
-                         s->granule_count,      s->element_count,
-                         s->gathered_offset,    s->gathered_bytes,
-                         s->shard_offset,       s->gradient_offset};
+    uint64_t number[] = {(uint64_t)i->unit->id,
+                         (uint64_t)i->unit->home,
+                         i->unit->has_norm,
+                         i->unit->keeps_trainable,
+                         i->trainable,
+                         s->param,
+                         (uint64_t)s->dtype,
+                         s->granule_bytes,
+                         s->granule_count,
+                         s->element_count,
+                         s->gathered_offset,
+                         s->gathered_bytes,
+                         s->shard_offset,
+                         s->gradient_offset,
+                         s->coded};
     uint64_t hash = tsr_hash(TSR_HASH_START, number, sizeof number);
     return tsr_hash(hash, s->name, strlen(s->name));
 }

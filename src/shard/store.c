@@ -149,8 +149,10 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     taker->use = TSR_BUFFER_SCRATCH;
     TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state",
                       "a chunk of master, m and v, on the device for its update",
-                      (tsr_array){TSR_F32, TSR_STATE_ARRAYS,
-                                  plan->state_bytes / (TSR_STATE_ARRAYS * sizeof(float))}));
+                      store->trainable.coded
+                          ? tsr_array_of_bytes(plan->state_bytes)
+                          : (tsr_array){TSR_F32, TSR_STATE_ARRAYS,
+                                        plan->state_bytes / (TSR_STATE_ARRAYS * sizeof(float))}));
     taker->use = TSR_BUFFER_OWN;
     TSR_TRY(tsr_taker_take(taker, &word, TSR_PLACE_DEVICE, "control.word",
                            "what a step is decided by: loss, norm, whether all is finite",
@@ -205,12 +207,15 @@ tsr_optim_part tsr_store_part(const tsr_store *store, int chunk)
 {
     const tsr_trainable *t = &store->trainable;
     tsr_plan_range range = tsr_plan_chunk(store->plan, chunk);
-    tsr_optim_part part = {range.begin, range.count, t->master, t->m, t->v};
+    uint64_t moment = tsr_unit_moment_bytes(t->units, t->unit_count, range.begin);
+    uint64_t end = tsr_unit_moment_bytes(t->units, t->unit_count, range.begin + range.count);
+    tsr_optim_part part = {range.begin, range.count, moment, end - moment, t->master, t->m, t->v};
+    char *here = chunk < 0 ? NULL : store->state[chunk % TSR_STATE_BUFFERS];
     if (chunk < 0)
         return part;
-    part.master = store->state[chunk % TSR_STATE_BUFFERS];
-    part.m = part.master + range.count;
-    part.v = part.m + range.count;
+    part.master = (float *)here;
+    part.m = here + range.count * sizeof(float);
+    part.v = part.m + part.moment_bytes;
     return part;
 }
 

@@ -24,11 +24,11 @@ typedef struct {
     float *gradient;  /* [gradient_buffers][ranks * gradient_count of a unit]: tsr_store_gradient */
     float *received;  /* [(ranks - 1) * gradient_count of a unit] */
     int64_t *partial; /* [gradient_count of a unit]; NULL with one replica */
-    float *state[TSR_STATE_BUFFERS]; /* masters, then m, then v of a chunk; NULL: none go through */
-    int64_t *word;                   /* [tsr_store_words], device */
-    int64_t *host_word[2];           /* [tsr_store_words], host */
-    int64_t *host_flags[2];          /* the same: how the next words begin */
-    char *shards;                    /* all SHARDED parts of this rank, which never change */
+    char *state[TSR_STATE_BUFFERS]; /* masters, then m, then v of a chunk; NULL: none go through */
+    int64_t *word;                  /* [tsr_store_words], device */
+    int64_t *host_word[2];          /* [tsr_store_words], host */
+    int64_t *host_flags[2];         /* the same: how the next words begin */
+    char *shards;                   /* all SHARDED parts of this rank, which never change */
     uint64_t shard_bytes;
     char *node_base; /* HOST_FULL parts, shared by a node */
     uint64_t node_bytes;
@@ -52,7 +52,9 @@ tsr_status tsr_store_borrow(tsr_store *store, const tsr_store *from);
  * buffer, or (chunk -1) where they live. */
 typedef struct {
     uint64_t begin, count;
-    float *master, *m, *v;
+    uint64_t moment, moment_bytes; /* the same range of m, and of v, in bytes */
+    float *master;
+    char *m, *v;
 } tsr_optim_part;
 
 tsr_optim_part tsr_store_part(const tsr_store *store, int chunk);

@@ -1,6 +1,7 @@
 #include "shard/trainable.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 tsr_status tsr_trainable_make(tsr_trainable *out, const tsr_unit *units, int unit_count, int ranks,
                               int rank)
@@ -17,12 +18,15 @@ tsr_status tsr_trainable_make(tsr_trainable *out, const tsr_unit *units, int uni
     }
     for (int u = 0; u < unit_count; u++) {
         int segments = units[u].trainable.segment_count;
+        for (int i = 0; i < segments; i++)
+            t.coded |= units[u].trainable.segment[i].coded;
         t.widest = segments > t.widest ? segments : t.widest;
         t.begin[u + 1] = t.begin[u] + units[u].trainable.gradient_count;
         t.work_offset[u + 1] = t.work_offset[u] + units[u].trainable.shard_bytes;
     }
     t.count = t.begin[unit_count];
     t.work_bytes = t.work_offset[unit_count];
+    t.moment_bytes = tsr_unit_moment_bytes(units, unit_count, t.count);
     *out = t;
     return TSR_OK;
 }
@@ -38,6 +42,8 @@ tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool t
                               tsr_place state)
 {
     uint64_t kept = train ? trainable->count : 0;
+    tsr_array moments = trainable->coded ? tsr_array_of_bytes(train ? trainable->moment_bytes : 0)
+                                         : (tsr_array){TSR_F32, kept, 1};
     struct {
         void *out;
         const char *name, *why;
@@ -51,8 +57,13 @@ tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool t
          "this rank's part of the adapter as AdamW changes it",
          {TSR_F32, kept, 1},
          state},
-        {NULL, "trainable.m", "AdamW's first moment", {TSR_F32, kept, 1}, state},
-        {NULL, "trainable.v", "AdamW's second moment", {TSR_F32, kept, 1}, state},
+        {NULL, "trainable.m", "AdamW's first moment", moments, state},
+        {NULL, "trainable.v", "AdamW's second moment", moments, state},
+        {NULL,
+         "trainable.absmax",
+         "the largest of each block of 8-bit moments",
+         {TSR_F32, trainable->coded ? kept / TSR_GRANULE_ELEMENTS : 0, 2},
+         TSR_PLACE_DEVICE},
         {NULL,
          "trainable.gradient",
          "sums over micro-batches and ranks, exact in fixed point",
@@ -66,19 +77,21 @@ tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool t
     trainable->master = buffer[1].out;
     trainable->m = buffer[2].out;
     trainable->v = buffer[3].out;
-    trainable->accumulator = buffer[4].out;
+    trainable->absmax = buffer[4].out;
+    trainable->accumulator = buffer[5].out;
     return TSR_OK;
 }
 
 tsr_trainable_span tsr_trainable_at(const tsr_trainable *trainable, int unit, int segment)
 {
     const tsr_segment *s = &trainable->units[unit].trainable.segment[segment];
-    uint64_t first, count;
+    uint64_t first, count, begin = trainable->begin[unit] + s->gradient_offset;
     tsr_granule_range(&first, &count, s->granule_count, (uint64_t)trainable->ranks,
                       (uint64_t)trainable->rank);
     return (tsr_trainable_span){
         .segment = s,
-        .begin = trainable->begin[unit] + s->gradient_offset,
+        .begin = begin,
+        .moment = tsr_unit_moment_bytes(trainable->units, trainable->unit_count, begin),
         .count = s->gradient_count,
         .first = first * TSR_GRANULE_ELEMENTS,
         .real = count * TSR_GRANULE_ELEMENTS,
@@ -106,11 +119,17 @@ void tsr_trainable_marked(int *unit, int *segment, const tsr_trainable *trainabl
     *segment = (int)((mark - 1) % trainable->widest);
 }
 
-void tsr_trainable_state(const tsr_trainable *trainable,
-                         tsr_state_buffer out[TSR_TRAINABLE_STATE_COUNT])
+int tsr_trainable_state(tsr_state_buffer out[TSR_TRAINABLE_STATE_MOST],
+                        const tsr_trainable *trainable, const tsr_trainable_span *span)
 {
-    uint64_t bytes = trainable->count * sizeof(float);
-    out[0] = (tsr_state_buffer){"master", trainable->master, bytes, TSR_F32};
-    out[1] = (tsr_state_buffer){"m", trainable->m, bytes, TSR_F32};
-    out[2] = (tsr_state_buffer){"v", trainable->v, bytes, TSR_F32};
+    bool coded = span->segment->coded;
+    const tsr_trainable *t = trainable;
+    char *absmax = (char *)(t->absmax + span->begin / TSR_GRANULE_ELEMENTS * 2);
+    const tsr_state_buffer all[TSR_TRAINABLE_STATE_MOST] = {
+        {"master", (char *)(t->master + span->begin), TSR_F32, TSR_GRANULE_ELEMENTS},
+        {"exp_avg", t->m + span->moment, coded ? TSR_U8 : TSR_F32, TSR_GRANULE_ELEMENTS},
+        {"exp_avg_sq", t->v + span->moment, coded ? TSR_U8 : TSR_F32, TSR_GRANULE_ELEMENTS},
+        {"absmax", absmax, TSR_F32, 2}};
+    memcpy(out, all, sizeof all);
+    return coded ? 4 : 3;
 }

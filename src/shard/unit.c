@@ -54,6 +54,19 @@ tsr_status tsr_unit_lay_out(tsr_unit *unit, int ranks)
     return lay_out_part(&unit->trainable, ranks, true);
 }
 
+uint64_t tsr_unit_moment_bytes(const tsr_unit *units, int unit_count, uint64_t elements)
+{
+    uint64_t bytes = 0;
+    for (int u = 0; u < unit_count && elements > 0; u++)
+        for (int i = 0; i < units[u].trainable.segment_count && elements > 0; i++) {
+            const tsr_segment *s = &units[u].trainable.segment[i];
+            uint64_t count = s->gradient_count < elements ? s->gradient_count : elements;
+            bytes += count * (s->coded ? 1 : sizeof(float));
+            elements -= count;
+        }
+    return bytes;
+}
+
 bool tsr_unit_frozen_gathered(const tsr_unit *unit, int ranks)
 {
     if (unit->frozen.gathered_bytes == 0 || unit->home == TSR_HOME_RESIDENT)

@@ -35,11 +35,13 @@ typedef struct {
     tsr_dtype dtype;
     uint64_t granule_bytes, granule_count;
     uint64_t element_count; /* of a trainable tensor, without padding; 0: whole granules */
+    bool
+        coded; /* a trainable tensor's moments are codes of 8 bits (kernels/adamw_8bit.h), else fp32 */
     /* Filled by tsr_unit_lay_out. */
     uint64_t per_rank;                        /* c */
     uint64_t gathered_offset, gathered_bytes; /* in the gathered part: ranks * c * granule_bytes */
     uint64_t shard_offset, shard_bytes;       /* in the shard's part: c * granule_bytes */
-    uint64_t gradient_offset, gradient_count; /* in the owner's layout: c * 64 (trainable) */
+    uint64_t gradient_offset, gradient_count; /* in the owner's layout, elements (trainable) */
 } tsr_segment;
 
 typedef struct {
@@ -74,7 +76,7 @@ typedef struct {
 } tsr_unit_view;
 
 /* Fills in the layouts for a shard group of `ranks`. TSR_EINVAL: a granule of 0 bytes, a trainable
- * segment that is not F32 or BF16 in granules of 64 elements or has more elements than these, or
+ * segment that is not F32 or BF16 in granules of TSR_GRANULE_ELEMENTS or has more elements than these, or
  * sizes that overflow; the name is told. */
 tsr_status tsr_unit_lay_out(tsr_unit *unit, int ranks);
 
@@ -89,6 +91,9 @@ static inline uint64_t tsr_unit_received_at(const tsr_segment *segment, int rank
 {
     return (uint64_t)(ranks - 1) * segment->gradient_offset;
 }
+
+/* Bytes of either moment of the first `elements` that a rank owns, in the owner's layout. */
+uint64_t tsr_unit_moment_bytes(const tsr_unit *units, int unit_count, uint64_t elements);
 
 /* What passes through a slot. A shard group of one rank needs no gather of a SHARDED part: the view
  * points at the shard. The same holds for every trainable part. */

@@ -71,8 +71,8 @@ static tsr_status check_padding(const expectation *e, const tsr_job *job,
         uint64_t at = span->begin + i;
         uint32_t bits[4];
         memcpy(bits, t->master + at, 4);
-        memcpy(bits + 1, t->m + at, 4);
-        memcpy(bits + 2, t->v + at, 4);
+        memcpy(bits + 1, t->m + 4 * at, 4);
+        memcpy(bits + 2, t->v + 4 * at, 4);
         bits[3] = work[i];
         zeros += padding[i] && !bits[0] && !bits[1] && !bits[2] && !bits[3] && !t->accumulator[at];
     }

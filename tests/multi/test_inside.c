@@ -117,8 +117,8 @@ static void do_task(record *r, const owned *o, task what, int moment)
     if (what != FINAL)
         return;
     memcpy(r->final + o->to, t->master + o->from, bytes);
-    memcpy(r->m + o->to, t->m + o->from, bytes);
-    memcpy(r->v + o->to, t->v + o->from, bytes);
+    memcpy(r->m + o->to, (const float *)(void *)t->m + o->from, bytes);
+    memcpy(r->v + o->to, (const float *)(void *)t->v + o->from, bytes);
 }
 
 typedef struct {

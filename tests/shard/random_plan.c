@@ -28,8 +28,8 @@ static void make_part(random_model *model, random_source *random, int unit, bool
                                     : half     ? TSR_BF16
                                                : TSR_F32,
                            .granule_bytes = !trainable ? frozen_bytes
-                                            : half     ? 128
-                                                       : 256,
+                                            : half     ? 2 * TSR_GRANULE_ELEMENTS
+                                                       : 4 * TSR_GRANULE_ELEMENTS,
                            .granule_count = 1 + random_below(random, 12)};
         s->element_count = s->granule_count * TSR_GRANULE_ELEMENTS - random_below(random, 64);
     }
@@ -243,8 +243,10 @@ void plain_model_make(random_model *model, int layers, int chunks, int ranks, ts
         tsr_segment *frozen = model->segment[u][0], *trainable = model->segment[u][1];
         *frozen =
             (tsr_segment){.name = "w", .dtype = TSR_U8, .granule_bytes = 512, .granule_count = 6};
-        *trainable =
-            (tsr_segment){.name = "a", .dtype = TSR_F32, .granule_bytes = 256, .granule_count = 6};
+        *trainable = (tsr_segment){.name = "a",
+                                   .dtype = TSR_F32,
+                                   .granule_bytes = 4 * TSR_GRANULE_ELEMENTS,
+                                   .granule_count = 6};
         *unit = (tsr_unit){.id = u,
                            .home = home,
                            .has_norm = u < layers,

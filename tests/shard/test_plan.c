@@ -150,12 +150,12 @@ static void test_offload(void **unused)
     plain_model_make(&model, 4, 1, 2, TSR_HOME_HOST_SHARDED);
     for (int u = 0; u < 4; u++)
         model.saved_bytes[u] = 1000 + (uint64_t)u;
-    model.options.chunk_elements = 256; /* of 4 x 3 granules of 64 elements */
+    model.options.chunk_elements = 4 * TSR_GRANULE_ELEMENTS; /* of 4 x 3 granules */
     tsr_plan *plan = compile(&model);
     int state = 0;
     assert_int_equal(plan->saved_bytes, 1003);
     assert_int_equal(plan->chunk_count, 3);
-    assert_int_equal(plan->state_bytes, 3 * 256 * 4);
+    assert_int_equal(plan->state_bytes, 3 * 4 * TSR_GRANULE_ELEMENTS * 4);
     expect(plan, &state, TSR_PROGRAM_PROLOGUE, "C0 G0 T0");
     expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
            "C1 G1 T1 N0 F0 S0 C2 G2 T2 N1 F1 S1 C3 G3 T3 N2 F2 C4 G4 N3 F3 H4 C2 G2 T2 B3 R3 "
@@ -420,7 +420,7 @@ static void test_ranks_agree(void **unused)
     assert_int_equal(tsr_unit_lay_out(&other.unit[1], 3), TSR_OK);
     expect_difference(&usual, &other, "unit 1, frozen tensor w");
     plain_model_make(&other, 3, 1, 3, TSR_HOME_SHARDED);
-    other.options.chunk_elements = 64;
+    other.options.chunk_elements = TSR_GRANULE_ELEMENTS;
     expect_difference(&usual, &other, "of STEP_END");
     other.options.chunk_elements = 0;
     for (int u = 0; u < 3; u++)
@@ -447,8 +447,10 @@ static double seconds_of(int layers)
             tsr_segment *s = &segments[2 * u];
             s[0] = (tsr_segment){
                 .name = "w", .dtype = TSR_U8, .granule_bytes = 512, .granule_count = 6};
-            s[1] = (tsr_segment){
-                .name = "a", .dtype = TSR_F32, .granule_bytes = 256, .granule_count = 6};
+            s[1] = (tsr_segment){.name = "a",
+                                 .dtype = TSR_F32,
+                                 .granule_bytes = 4 * TSR_GRANULE_ELEMENTS,
+                                 .granule_count = 6};
             units[u] = (tsr_unit){.id = u,
                                   .home = (tsr_home)(way / 2 % 4),
                                   .has_norm = u < layers,

@@ -42,10 +42,14 @@ static tsr_unit make_unit(tsr_home home)
         (tsr_segment){.name = "absmax", .dtype = TSR_U8, .granule_bytes = 16, .granule_count = 7};
     frozen[2] =
         (tsr_segment){.name = "norm", .dtype = TSR_BF16, .granule_bytes = 128, .granule_count = 1};
-    trainable[0] =
-        (tsr_segment){.name = "A", .dtype = TSR_BF16, .granule_bytes = 128, .granule_count = 5};
-    trainable[1] =
-        (tsr_segment){.name = "m", .dtype = TSR_F32, .granule_bytes = 256, .granule_count = 2};
+    trainable[0] = (tsr_segment){.name = "A",
+                                 .dtype = TSR_BF16,
+                                 .granule_bytes = 2 * TSR_GRANULE_ELEMENTS,
+                                 .granule_count = 5};
+    trainable[1] = (tsr_segment){.name = "m",
+                                 .dtype = TSR_F32,
+                                 .granule_bytes = 4 * TSR_GRANULE_ELEMENTS,
+                                 .granule_count = 2};
     return (tsr_unit){.home = home,
                       .frozen = {.segment = frozen, .segment_count = 3},
                       .trainable = {.segment = trainable, .segment_count = 2}};
@@ -66,9 +70,9 @@ static void test_layout(void **state)
     assert_int_equal(frozen[2].gathered_bytes, 3 * 128);
     assert_int_equal(unit.frozen.gathered_bytes, 9 * 512 + 256 + 512);
     assert_int_equal(unit.frozen.gradient_count, 0);
-    assert_int_equal(trainable[0].gradient_count, 2 * 64);
-    assert_int_equal(trainable[1].gradient_offset, 2 * 64);
-    assert_int_equal(unit.trainable.gradient_count, 3 * 64);
+    assert_int_equal(trainable[0].gradient_count, 2 * TSR_GRANULE_ELEMENTS);
+    assert_int_equal(trainable[1].gradient_offset, 2 * TSR_GRANULE_ELEMENTS);
+    assert_int_equal(unit.trainable.gradient_count, 3 * TSR_GRANULE_ELEMENTS);
     assert_int_equal(tsr_unit_slot_trainable(&unit, 3), unit.frozen.gathered_bytes);
     assert_int_equal(tsr_unit_slot_bytes(&unit, 3),
                      unit.frozen.gathered_bytes + unit.trainable.gathered_bytes);
@@ -119,27 +123,61 @@ static void test_trainable(void **state)
     tsr_unit units[2] = {unit, unit};
     tsr_trainable t;
     assert_int_equal(tsr_trainable_make(&t, units, 2, 3, 2), TSR_OK);
-    assert_int_equal(t.count, 2 * 3 * 64);
+    assert_int_equal(t.count, 2 * 3 * TSR_GRANULE_ELEMENTS);
     assert_int_equal(t.work_bytes, 2 * unit.trainable.shard_bytes);
     tsr_memory_plan plan = {0};
     tsr_taker taker = {.plan = &plan};
     assert_int_equal(tsr_trainable_walk(&t, &taker, true, TSR_PLACE_DEVICE), TSR_OK);
     assert_int_equal(plan.count, 5);
     assert_int_equal(plan.total[TSR_PLACE_DEVICE],
-                     tsr_align_up(t.work_bytes, 256) + 3 * 1536 + 3072);
+                     tsr_align_up(t.work_bytes, 256) + t.count * (3 * 4 + 8));
     /* Five granules over three ranks, two each: the last rank has one and one of padding. */
     tsr_trainable_span span = tsr_trainable_at(&t, 1, 0);
-    assert_int_equal(span.begin, 3 * 64);
-    assert_int_equal(span.count, 2 * 64);
-    assert_int_equal(span.first, 4 * 64);
-    assert_int_equal(span.real, 64);
+    assert_int_equal(span.begin, 3 * TSR_GRANULE_ELEMENTS);
+    assert_int_equal(span.count, 2 * TSR_GRANULE_ELEMENTS);
+    assert_int_equal(span.first, 4 * TSR_GRANULE_ELEMENTS);
+    assert_int_equal(span.real, TSR_GRANULE_ELEMENTS);
     span = tsr_trainable_at(&t, 0, 1);
-    assert_int_equal(span.begin, 2 * 64);
+    assert_int_equal(span.begin, 2 * TSR_GRANULE_ELEMENTS);
     assert_int_equal(span.real, 0);
-    tsr_state_buffer buffer[TSR_TRAINABLE_STATE_COUNT];
-    tsr_trainable_state(&t, buffer);
+    tsr_state_buffer buffer[TSR_TRAINABLE_STATE_MOST];
+    assert_int_equal(tsr_trainable_state(buffer, &t, &span), 3);
     assert_string_equal(buffer[0].name, "master");
-    assert_int_equal(buffer[2].bytes, t.count * 4);
+    assert_int_equal(buffer[2].dtype, TSR_F32);
+    tsr_memory_plan_free(&plan);
+    tsr_trainable_free(&t);
+}
+
+/* The first segment's moments are codes, the second's are not: a byte an element and four. */
+static void test_coded_moments(void **state)
+{
+    (void)state;
+    enum { G = TSR_GRANULE_ELEMENTS };
+    tsr_unit unit = make_unit(TSR_HOME_SHARDED);
+    unit.trainable.segment[0].coded = true;
+    assert_int_equal(tsr_unit_lay_out(&unit, 3), TSR_OK);
+    const tsr_unit units[2] = {unit, unit};
+    tsr_trainable t;
+    assert_int_equal(tsr_trainable_make(&t, units, 2, 3, 0), TSR_OK);
+    assert_true(t.coded);
+    assert_int_equal(t.moment_bytes, 2 * (2 * G + 4 * G));
+    assert_int_equal(tsr_unit_moment_bytes(units, 2, G), G);
+    assert_int_equal(tsr_unit_moment_bytes(units, 2, 3 * G), 6 * G);
+    assert_int_equal(tsr_unit_moment_bytes(units, 2, 4 * G), 7 * G);
+    tsr_memory_plan plan = {0};
+    tsr_taker taker = {.plan = &plan};
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true, TSR_PLACE_HOST), TSR_OK);
+    assert_int_equal(plan.total[TSR_PLACE_HOST], t.count * 4 + 2 * t.moment_bytes);
+    static char m[12 * G], v[12 * G];
+    static float absmax[12];
+    t.m = m, t.v = v, t.absmax = absmax;
+    tsr_trainable_span codes = tsr_trainable_at(&t, 1, 0), floats = tsr_trainable_at(&t, 1, 1);
+    tsr_state_buffer buffer[TSR_TRAINABLE_STATE_MOST];
+    assert_int_equal(tsr_trainable_state(buffer, &t, &codes), 4);
+    assert_true(buffer[1].dtype == TSR_U8 && buffer[1].data == m + 6 * G);
+    assert_true(buffer[3].each == 2 && buffer[3].data == (char *)(absmax + 2 * 3));
+    assert_int_equal(tsr_trainable_state(buffer, &t, &floats), 3);
+    assert_true(buffer[2].dtype == TSR_F32 && buffer[2].data == v + 8 * G);
     tsr_memory_plan_free(&plan);
     tsr_trainable_free(&t);
 }
@@ -229,9 +267,10 @@ static void test_memory_plan(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_granules),  cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_one_rank),  cmocka_unit_test(test_layout_refused),
-        cmocka_unit_test(test_trainable), cmocka_unit_test(test_trainable_on_host),
-        cmocka_unit_test(test_regions),   cmocka_unit_test(test_memory_plan)};
+        cmocka_unit_test(test_granules),      cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_one_rank),      cmocka_unit_test(test_layout_refused),
+        cmocka_unit_test(test_trainable),     cmocka_unit_test(test_trainable_on_host),
+        cmocka_unit_test(test_coded_moments), cmocka_unit_test(test_regions),
+        cmocka_unit_test(test_memory_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -162,7 +162,7 @@ static tsr_status run_optim(void *args, tsr_pool *pool)
     double norm = tsr_exact_round(tsr_word_norm(c->word));
     tsr_optim_part part = tsr_store_part(&c->rank->store, c->chunk);
     for (uint64_t e = 0; e < part.count; e++)
-        toy_update(&part.master[e], &part.m[e], t->accumulator[part.begin + e], norm);
+        toy_update(&part.master[e], (float *)part.m + e, t->accumulator[part.begin + e], norm);
     write_work(c->rank, &part);
     return TSR_OK;
 }
@@ -403,7 +403,7 @@ static void keep_outcome(toy_rank *r)
             tsr_trainable_span span = tsr_trainable_at(t, u, i);
             uint64_t base = toy_element_base(r->model, u, i) + span.first;
             memcpy(r->out->master[0] + base, t->master + span.begin, span.real * sizeof(float));
-            memcpy(r->out->master[1] + base, t->m + span.begin, span.real * sizeof(float));
+            memcpy(r->out->master[1] + base, t->m + span.moment, span.real * sizeof(float));
         }
 }
 
