@@ -197,14 +197,20 @@ static bool in_checkpoint(const char *path, const char *output)
            !strncmp(inner + length, checkpoint, sizeof checkpoint - 1);
 }
 
+static const char *reference_of(const tsr_config *config)
+{
+    bool named = config->ref_adapter && strcmp(config->ref_adapter, "base") != 0;
+    return named ? config->ref_adapter : NULL;
+}
+
 /* What is read must not be what is written, or removed for it. */
 static void check_output(const checker *c)
 {
     const tsr_config *config = c->config;
-    const char *sources[] = {"model_name_or_path", "init_adapter"};
-    const char *paths[] = {config->model_name_or_path, config->init_adapter};
+    const char *sources[] = {"model_name_or_path", "init_adapter", "ref_adapter"};
+    const char *paths[] = {config->model_name_or_path, config->init_adapter, reference_of(config)};
     bool clears = config->overwrite_output_dir && c->source->use == TSR_CONFIG_TRAIN;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         if (paths[i] && same_place(paths[i], config->output_dir))
             tsr_config_error(c->errors, where(c, "output_dir"),
                              "output_dir: '%s' is also %s (%s); write to another directory",
@@ -223,6 +229,7 @@ static void check_paths(const checker *c)
     const tsr_config *config = c->config;
     check_hub_id(c, "model_name_or_path", config->model_name_or_path, false);
     check_hub_id(c, "init_adapter", config->init_adapter, false);
+    check_hub_id(c, "ref_adapter", reference_of(config), false);
     bool files = !c->source->rows_given;
     for (int i = 0; files && i < config->dataset.count; i++)
         check_hub_id(c, "dataset", config->dataset.items[i], true);
@@ -539,7 +546,7 @@ static void expand_paths(tsr_config *config)
     const char **paths[] = {&config->model_name_or_path, &config->chat_template,
                             &config->init_adapter,       &config->resume_from_checkpoint,
                             &config->output_dir,         &config->trace,
-                            &config->dataset_cache};
+                            &config->dataset_cache,      &config->ref_adapter};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         *paths[i] = expand(config, *paths[i]);
     tsr_config_data *data[] = {&config->dataset, &config->eval_dataset};

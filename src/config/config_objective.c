@@ -187,11 +187,6 @@ static void check_values(const tsr_config *config, tsr_config_errors *errors)
         tsr_config_error(errors, tsr_config_where(config, "f_alpha_divergence_coef"),
                          "f_alpha_divergence_coef: found 1, by whose distance from 1 the "
                          "divergence is divided; write f_divergence_type: reverse_kl");
-    if (config->ref_adapter && strcmp(config->ref_adapter, "base") != 0)
-        tsr_config_error(errors, tsr_config_where(config, "ref_adapter"),
-                         "ref_adapter: found '%s', expected base (the model without an adapter) or "
-                         "null (the model before step 1)",
-                         config->ref_adapter);
 }
 
 /* Keys of SFT that mean nothing for pairs. */

@@ -250,6 +250,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
     TSR_TRY(tsr_inputs_check_objective(inputs));
+    TSR_TRY(tsr_inputs_open_reference(inputs));
     TSR_TRY(tsr_inputs_open_router_bias(inputs));
     TSR_TRY(group_units(&inputs->layout, config));
     if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE)
@@ -632,6 +633,7 @@ void tsr_inputs_close(tsr_inputs *inputs)
     tsr_layout_free(&inputs->layout);
     tsr_safetensors_close(inputs->router_bias);
     tsr_train_adapter_close(&inputs->adapter);
+    tsr_train_adapter_close(&inputs->reference);
     tsr_layout_modules_free(inputs->modules, inputs->module_count);
     tsr_checkpoint_close(inputs->checkpoint);
     tsr_config_free(&inputs->config);

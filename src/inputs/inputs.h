@@ -35,6 +35,7 @@ typedef struct {
     tsr_batch *
         reference_batch; /* all samples of `dataset`, for an objective's reference; NULL: it has none */
     tsr_train_adapter adapter;
+    tsr_train_adapter reference; /* of ref_adapter: DIRECTORY; else zero */
     tsr_adapter_module *modules;
     uint64_t module_count;
     tsr_layout layout;

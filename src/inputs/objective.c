@@ -34,11 +34,10 @@ tsr_status tsr_inputs_check_objective(const tsr_inputs *inputs)
                         "lora_target_modules, modules_to_save and trainable_token_indices",
                         where, name);
     if (tables && config->ref_adapter)
-        return tsr_fail(
-            TSR_ECONFIG,
-            "%s: ref_adapter: base, but rows of the embedding are trained (%s), and the "
-            "base's own are not kept; leave one of them out",
-            tsr_config_where(config, "ref_adapter"),
-            adapter->trains_embedding ? "modules_to_save" : "trainable_token_indices");
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: ref_adapter: %s, but rows of the embedding are trained (%s), and the "
+                        "base's own are not kept; leave one of them out",
+                        tsr_config_where(config, "ref_adapter"), config->ref_adapter,
+                        adapter->trains_embedding ? "modules_to_save" : "trainable_token_indices");
     return TSR_OK;
 }

@@ -242,6 +242,9 @@ tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
 tsr_status tsr_job_stage_reference(tsr_job *job, const tsr_micro_batch *micro,
                                    const tsr_batch_step_info *info);
 
+/* start.c. Puts this rank's values of a trainable segment into its working copy; tsr_job_put_trainable into the masters, too. */
+tsr_status tsr_job_put_work(tsr_job *job, int unit, int segment, const float *values);
+
 /* An objective (preference.c). The reference's sums: of a new run made, with the model as it is then, or without its
  * adapter (collective); written into a checkpoint's folder, by rank 0, and read. Those of a micro-batch, for the model; and
  * what words behind TSR_WORD_COUNT say of a step or an evaluation. */

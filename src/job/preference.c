@@ -3,7 +3,7 @@
  * of a step.
  *
  * The reference is the model before step 1, as in TRL: the base, or the adapter of init_adapter. With ref_adapter: base, and when
- * an adapter is evaluated, it is the base without an adapter. The program of an evaluation computes it in the order of the file,
+ * an adapter is evaluated, it is the base without an adapter; with a directory the base with that adapter. The program of an evaluation computes it in the order of the file,
  * so its bits do not depend on the number of ranks. Checkpoints store it for resumed runs.
  */
 #include "base/auto.h"
@@ -46,50 +46,40 @@ static tsr_status allocate(tsr_job *job)
                   : TSR_OK;
 }
 
-/* ---- without the adapter ---- */
+/* ---- another adapter, or none ---- */
 
-typedef struct {
-    tsr_job *job;
-    char *kept; /* working copies of all B, one behind the other; NULL: bytes are counted */
-    uint64_t bytes;
-    bool back; /* they return */
-} switched;
-
-/* A B of zeros, or as it was. */
-static tsr_status switch_part(void *user, const tsr_job_part *part)
+/* Without B there is none. */
+static tsr_status clear_b(void *user, const tsr_job_part *part)
 {
-    switched *s = user;
-    tsr_device *device = s->job->device;
-    tsr_trainable_span span = tsr_job_trainable(s->job, part->unit, part->segment);
+    tsr_job *job = user;
+    tsr_trainable_span span = tsr_job_trainable(job, part->unit, part->segment);
     uint64_t bytes = span.count * tsr_dtype_bytes(span.segment->dtype);
-    char *kept = s->kept ? s->kept + s->bytes : NULL;
-    if (part->part != TSR_PEFT_B && part->part != TSR_PEFT_EMBEDDING_B)
+    if ((part->part != TSR_PEFT_B && part->part != TSR_PEFT_EMBEDDING_B) || !bytes)
         return TSR_OK;
-    s->bytes += bytes;
-    if (!kept || !bytes)
-        return TSR_OK;
-    if (s->back)
-        return tsr_device_write(device, span.work, kept, bytes);
     TSR_AUTO_FREE char *zeros = calloc(1, bytes);
     if (!zeros)
         return tsr_fail(TSR_ENOMEM, "out of memory for the reference");
-    TSR_TRY(tsr_device_read(device, kept, span.work, bytes));
-    return tsr_device_write(device, span.work, zeros, bytes);
+    return tsr_device_write(job->device, span.work, zeros, bytes);
 }
 
-static tsr_status switch_adapter(switched *s, bool back)
+static tsr_status put_work(void *user, int unit, int segment, const float *values)
 {
-    s->back = back;
-    s->bytes = 0;
-    TSR_TRY(tsr_job_each_part(s->job, NULL, switch_part, s));
-    if (s->kept) {
-        tsr_model_set_fresh(s->job->model, !back); /* magnitudes are the norms of W */
-        return TSR_OK;
-    }
-    s->kept = malloc(s->bytes + 1);
-    s->bytes = 0;
-    return s->kept ? switch_adapter(s, back)
-                   : tsr_fail(TSR_ENOMEM, "out of memory for the reference");
+    return tsr_job_put_work(user, unit, segment, values);
+}
+
+/* Working copies of what the reference has, and of no master. */
+static tsr_status put_reference(tsr_job *job)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    const tsr_peft *adapter = job->inputs.reference.init;
+    tsr_model_loader loader = {
+        .comm = job->shard, .device = job->device, .trainable = put_work, .user = job};
+    tsr_model_set_fresh(job->model, !adapter); /* without one, magnitudes are the norms of W */
+    if (!adapter)
+        return tsr_job_each_part(job, NULL, clear_b, job);
+    for (int unit = 0; unit < layout->unit_count; unit++)
+        TSR_TRY(tsr_model_load_trainable(layout, unit, adapter, 0, &loader));
+    return TSR_OK;
 }
 
 /* ---- the pass ---- */
@@ -167,8 +157,8 @@ static tsr_status pass(tsr_job *job, int which)
     return share(job, which);
 }
 
-/* Whether the model has an adapter that is no part of the reference. */
-static bool goes_without(const tsr_job *job)
+/* Whether the reference is not the model as it is. */
+static bool is_other(const tsr_job *job)
 {
     return job->inputs.adapter.present && (!job->train || job->inputs.config.ref_adapter);
 }
@@ -180,18 +170,19 @@ static tsr_status both_passes(tsr_job *job)
     return TSR_OK;
 }
 
-static tsr_status pass_without(tsr_job *job)
+/* `kept` is for the working copies meanwhile. */
+static tsr_status pass_of_other(tsr_job *job, char *kept)
 {
-    switched s = {.job = job};
-    tsr_status status = tsr_job_agree(job, switch_adapter(&s, false));
-    if (status == TSR_OK)
-        status = tsr_executor_prologue(job->executor);
-    if (status == TSR_OK)
-        status = both_passes(job);
-    if (status == TSR_OK)
-        status = tsr_job_agree(job, switch_adapter(&s, true));
-    free(s.kept);
-    return status == TSR_OK ? tsr_executor_prologue(job->executor) : status;
+    const tsr_trainable *trainable = &job->decision.store.trainable;
+    tsr_status status = tsr_device_read(job->device, kept, trainable->work, trainable->work_bytes);
+    TSR_TRY(tsr_job_agree(job, status));
+    TSR_TRY(tsr_job_agree(job, put_reference(job)));
+    TSR_TRY(tsr_executor_prologue(job->executor));
+    TSR_TRY(both_passes(job));
+    tsr_model_set_fresh(job->model, false);
+    status = tsr_device_write(job->device, trainable->work, kept, trainable->work_bytes);
+    TSR_TRY(tsr_job_agree(job, status));
+    return tsr_executor_prologue(job->executor);
 }
 
 tsr_status tsr_job_make_reference(tsr_job *job)
@@ -199,7 +190,12 @@ tsr_status tsr_job_make_reference(tsr_job *job)
     if (!tsr_inputs_has_reference(&job->inputs.config) || job->reference[0])
         return TSR_OK;
     TSR_TRY(tsr_job_agree(job, allocate(job)));
-    return goes_without(job) ? pass_without(job) : both_passes(job);
+    if (!is_other(job))
+        return both_passes(job);
+    TSR_AUTO_FREE char *kept = malloc(job->decision.store.trainable.work_bytes + 1);
+    TSR_TRY(tsr_job_agree(job,
+                          kept ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for the reference")));
+    return pass_of_other(job, kept);
 }
 
 /* ---- in checkpoints ---- */

@@ -91,14 +91,11 @@ tsr_trainable_span tsr_job_trainable(const tsr_job *job, int unit, int segment)
     return tsr_trainable_at(&job->decision.store.trainable, s->unit, s->at);
 }
 
-tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values)
+tsr_status tsr_job_put_work(tsr_job *job, int unit, int segment, const float *values)
 {
-    const tsr_trainable *trainable = &job->decision.store.trainable;
     tsr_trainable_span span = tsr_job_trainable(job, unit, segment);
     tsr_dtype dtype = span.segment->dtype;
     uint64_t bytes = span.count * sizeof *values;
-    if (trainable->master)
-        TSR_TRY(tsr_device_write(job->device, trainable->master + span.begin, values, bytes));
     if (dtype == TSR_F32)
         return tsr_device_write(job->device, span.work, values, bytes);
     TSR_AUTO_FREE void *work = malloc(bytes + 1);
@@ -106,6 +103,16 @@ tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const floa
         return tsr_fail(TSR_ENOMEM, "out of memory for an adapter's first values");
     TSR_TRY(tsr_adamw_copy_work(work, dtype, values, span.count));
     return tsr_device_write(job->device, span.work, work, span.count * tsr_dtype_bytes(dtype));
+}
+
+tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values)
+{
+    const tsr_trainable *trainable = &job->decision.store.trainable;
+    tsr_trainable_span span = tsr_job_trainable(job, unit, segment);
+    if (trainable->master)
+        TSR_TRY(tsr_device_write(job->device, trainable->master + span.begin, values,
+                                 span.count * sizeof *values));
+    return tsr_job_put_work(job, unit, segment, values);
 }
 
 static tsr_status put_trainable(void *user, int unit, int segment, const float *values)

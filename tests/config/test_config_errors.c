@@ -162,6 +162,7 @@ static const wrong table[] = {
      NULL,
      {"leave out one"}},
     {"init_adapter: o", NULL, {"output_dir: 'o' is also init_adapter (job.yaml:4)"}},
+    {"objective: dpo\nref_adapter: o", NULL, {"output_dir: 'o' is also ref_adapter (job.yaml:5)"}},
     /* required */
     {"!dataset: d.jsonl\noutput_dir: o", NULL, {"model_name_or_path: required", "missing"}},
     {"!model_name_or_path: m\noutput_dir: o", NULL, {"dataset: required"}},

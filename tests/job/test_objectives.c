@@ -184,6 +184,41 @@ static void test_evaluations(void **state)
     job_result_free(&three);
 }
 
+/* ref_adapter: a directory. The adapter of a run as the reference of one that goes on from it is what goes without saying. A
+ * fresh adapter against it is as far from it as it is from the base. */
+static void test_reference(void **state)
+{
+    (void)state;
+    job_result first, goes_on, same, fresh, three, away, wrong;
+    tsr_auto_text init = {0}, both = {0}, reference = {0}, base = {0}, other = {0};
+    run_kind(&first, 1, 0, "", "first", NULL);
+    const char *directory = scratch_path("0_first");
+    tsr_text_printf(&init, "init_adapter: %s\n", directory);
+    tsr_text_printf(&base, "init_adapter: %s\nref_adapter: base\n", directory);
+    tsr_text_printf(&both, "init_adapter: %s\nref_adapter: %s\n", directory, directory);
+    tsr_text_printf(&reference, "ref_adapter: %s\n", directory);
+    run_kind(&goes_on, 1, 0, tsr_text_string(&init), "goes_on", NULL);
+    run_kind(&same, job_ranks(2), 0, tsr_text_string(&both), "same", NULL);
+    job_assert_same(&goes_on, &same, "the adapter that it begins with");
+    run_kind(&fresh, 1, 0, tsr_text_string(&reference), "fresh", NULL);
+    run_kind(&three, job_ranks(3), 0, tsr_text_string(&reference), "fresh_three", NULL);
+    job_assert_same(&fresh, &three, "a reference of another run");
+    run_kind(&away, 1, 0, tsr_text_string(&base), "away", NULL);
+    assert_true(away.step[0].preference.reward_margin > 0.001);
+    judge("the same way back",
+          fabs(away.step[0].preference.reward_margin + fresh.step[0].preference.reward_margin),
+          1e-6);
+    tsr_text_printf(&other, "ref_adapter: %s\nlora_target_modules: [q_proj]\n", directory);
+    tsr_auto_text config = {0};
+    configure_kind(&config, 0, tsr_text_string(&other));
+    job_run_in(&wrong, 1, tsr_text_string(&config), "wrong", NULL);
+    assert_int_equal(wrong.status, TSR_ECONFIG);
+    assert_non_null(strstr(wrong.message, "which is not trained; a reference has the modules"));
+    job_result_free(&wrong);
+    job_result_free(&first), job_result_free(&goes_on), job_result_free(&same);
+    job_result_free(&fresh), job_result_free(&three), job_result_free(&away);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -203,7 +238,6 @@ static void test_refusals(void **state)
         {"cpo_alpha: 0.5\n", {"cpo_alpha: found 0.5", "belongs to cpo"}},
         {"wrap_conversations: false\n",
          {"wrap_conversations: found false", "belongs to orpo, cpo"}},
-        {"ref_adapter: there\n", {"ref_adapter: found 'there'", "base"}},
         {"f_divergence_type: alpha_divergence\nf_alpha_divergence_coef: 1\n", {"found 1"}},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -247,10 +281,10 @@ static void test_stop(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds), cmocka_unit_test(test_table),
-                                       cmocka_unit_test(test_evaluations),
-                                       cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_stop)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kinds),       cmocka_unit_test(test_table),
+        cmocka_unit_test(test_evaluations), cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_stop)};
     job_choose_backend(argc, argv);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
