@@ -138,8 +138,10 @@ static tsr_status fill_segment(tsr_job *job, pool *p, int unit, int segment)
         return put(job->device, p, place.data, bytes, p->absmax, POOL_BLOCKS * sizeof(float),
                    sizeof(float));
     case TSR_SEGMENT_INT8: /* any bytes */
+    case TSR_SEGMENT_FP8:
         return put(job->device, p, place.data, bytes, p->codes, POOL_ELEMENTS / 2, 1);
     case TSR_SEGMENT_INT8_SCALE:
+    case TSR_SEGMENT_FP8_SCALE:
         return put(job->device, p, place.data, bytes, p->absmax, POOL_BLOCKS * sizeof(float),
                    sizeof(float));
     case TSR_SEGMENT_PLAIN:

@@ -71,7 +71,7 @@ static double set_layer(llama_layer *layer, const tsr_model_config *config, int 
     const tsr_work_linear like = {.r = (double)run->r,
                                   .dora = run->dora,
                                   .nf4 = r->nf4,
-                                  .int8 = r->int8,
+                                  .in_8bit = r->int8,
                                   .drops = r->dropout > 0};
     double elements = 0;
     if (llama_layer_make(layer, config, index, like, 2, r->fp8) < 0)

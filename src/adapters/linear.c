@@ -37,10 +37,18 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
         return context->kernels->int8_decode(context->stream,
                                              &(tsr_int8_decode_args){.out = context->weight,
                                                                      .code = w->data,
-                                                                     .scale = w->row_scale,
+                                                                     .scale = w->code_scale,
                                                                      .rows = (int64_t)linear->out,
                                                                      .columns = (int64_t)linear->in,
                                                                      .dtype = context->dtype});
+    if (w->data && w->dtype == TSR_F8_E4M3)
+        return context->kernels->fp8_blocks(context->stream,
+                                            &(tsr_fp8_blocks_args){.out = context->weight,
+                                                                   .code = w->data,
+                                                                   .scale = w->code_scale,
+                                                                   .rows = (int64_t)linear->out,
+                                                                   .columns = (int64_t)linear->in,
+                                                                   .dtype = context->dtype});
     if (w->data)
         return context->kernels->widen(
             context->stream, &(tsr_widen_args){.out = context->weight,

@@ -41,9 +41,10 @@
 
 /* A frozen weight [out, in] as it lies in the gathered unit. Borrowed. */
 typedef struct {
-    const void *data; /* a plain weight of `dtype`, or the codes of LLM.int8 (I8); NULL: NF4 */
+    const void *
+        data; /* a plain weight of `dtype`, or codes of LLM.int8 (I8) or e4m3 (F8_E4M3); NULL: NF4 */
     tsr_dtype dtype;
-    const float *row_scale; /* [out], of I8 */
+    const float *code_scale; /* of I8 [out], of F8_E4M3 of each block of 128 x 128 */
     const uint8_t *codes;
     const void *absmax; /* uint8_t if nested, else float */
     const float *nested_absmax, *nested_map, *level;

@@ -122,6 +122,20 @@ static uint64_t first_of_floats(const float *in, uint64_t count)
     return count;
 }
 
+static uint64_t first_of_e4m3(const uint8_t *in, uint64_t count)
+{
+    for (uint64_t first = 0; first < count; first += SCANNED) {
+        uint64_t end = count - first < SCANNED ? count : first + SCANNED;
+        uint8_t found = 0;
+        for (uint64_t i = first; i < end; i++)
+            found |= (uint8_t) - ((in[i] & 0x7f) == 0x7f);
+        for (uint64_t i = first; found && i < end; i++)
+            if ((in[i] & 0x7f) == 0x7f)
+                return i;
+    }
+    return count;
+}
+
 uint64_t tsr_first_not_finite(const void *in, tsr_dtype dtype, uint64_t count)
 {
     switch (dtype) {
@@ -131,6 +145,8 @@ uint64_t tsr_first_not_finite(const void *in, tsr_dtype dtype, uint64_t count)
         return first_of_16_bits(in, 0x7f80u, count);
     case TSR_F16:
         return first_of_16_bits(in, 0x7c00u, count);
+    case TSR_F8_E4M3:
+        return first_of_e4m3(in, count);
     default:
         return count;
     }

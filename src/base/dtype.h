@@ -62,7 +62,7 @@ uint16_t tsr_f32_to_f16(float value);
 bool tsr_widen_f32(float *out, const void *in, tsr_dtype dtype, uint64_t count);
 
 /* The index of the first of `count` elements that is NaN or infinite; `count` if all are finite, or
- * `dtype` is none of F32, BF16 and F16. */
+ * `dtype` is none of F32, BF16, F16 and F8_E4M3. */
 uint64_t tsr_first_not_finite(const void *in, tsr_dtype dtype, uint64_t count);
 
 #endif

@@ -224,6 +224,7 @@ static tsr_layout_options layout_options(const tsr_inputs *inputs, bool nested)
     return (tsr_layout_options){.load_in_4bit = config->load_in_4bit,
                                 .load_in_8bit = config->load_in_8bit,
                                 .nested = nested,
+                                .keeps_fp8 = !tsr_train_adapter_is_principal(&inputs->adapter),
                                 .compute = inputs->compute,
                                 .train_head = inputs->adapter.trains_head,
                                 .train_embedding = inputs->adapter.trains_embedding,

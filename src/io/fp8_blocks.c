@@ -98,3 +98,14 @@ tsr_status tsr_fp8_view_read(void *dst, const tsr_tensor *view, uint64_t byte_of
     free(scales);
     return status;
 }
+
+tsr_status tsr_fp8_check_scales(const float *values, uint64_t count, const tsr_tensor *scales)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (!(fabsf(values[i]) <= 0x1.fcp127f / 448))
+            return tsr_fail(TSR_EDATA,
+                            "%s: tensor '%s' has a scale of %g, with which weights in e4m3 are not "
+                            "finite",
+                            tsr_safetensors_path(scales->file), scales->name, (double)values[i]);
+    return TSR_OK;
+}

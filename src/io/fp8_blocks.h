@@ -21,4 +21,7 @@ tsr_status tsr_fp8_view(tsr_tensor *out, const tsr_tensor *codes, const tsr_tens
 tsr_status tsr_fp8_view_read(void *dst, const tsr_tensor *view, uint64_t byte_offset,
                              uint64_t bytes);
 
+/* Scales of the tensor `scales`. TSR_EDATA: with one of them a weight would not be finite in bf16. */
+tsr_status tsr_fp8_check_scales(const float *values, uint64_t count, const tsr_tensor *scales);
+
 #endif

@@ -421,7 +421,7 @@ tsr_status tsr_safetensors_read_finite(void *dst, const tsr_tensor *tensor, uint
     uint64_t bad = tsr_first_not_finite(dst, tensor->dtype, count);
     if (bad == count)
         return TSR_OK;
-    float value = 0;
+    float value = NAN; /* which is all that e4m3 has */
     tsr_widen_f32(&value, (char *)dst + bad * element_bytes, tensor->dtype, 1);
     return tsr_fail(
         TSR_EDATA,

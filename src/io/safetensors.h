@@ -66,7 +66,7 @@ tsr_status tsr_safetensors_read(void *dst, const tsr_tensor *tensor, uint64_t by
                                 uint64_t bytes);
 
 /* Elements [first, first + count) as they are stored, of which none may be NaN or infinite:
- * TSR_EDATA names the first that is. Of other dtypes than F32, BF16 and F16 every value is fine. */
+ * TSR_EDATA names the first that is. Of other dtypes than F32, BF16, F16 and F8_E4M3 every value is fine. */
 tsr_status tsr_safetensors_read_finite(void *dst, const tsr_tensor *tensor, uint64_t first,
                                        uint64_t count);
 

@@ -24,6 +24,7 @@
 #include "kernels/expert_low_rank_backward.h"
 #include "kernels/expert_weight.h"
 #include "kernels/fixed_point.h"
+#include "kernels/fp8_blocks.h"
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_gemm.h"
 #include "kernels/fp8_quantize.h"
@@ -71,6 +72,7 @@
     X(expert_low_rank_backward)                                                                    \
     X(widen)                                                                                       \
     X(int8_decode)                                                                                 \
+    X(fp8_blocks)                                                                                  \
     X(rms_norm)                                                                                    \
     X(rms_norm_backward)                                                                           \
     X(rope_qkv)                                                                                    \

@@ -39,13 +39,16 @@
 #define TSR_NO_SEGMENT      (-1)
 #define TSR_RANK_STEP       8
 
-/* INT8: codes of LLM.int8, in granules like plain numbers, and INT8_SCALE the scales of their rows. */
+/* INT8: codes of LLM.int8, in granules like plain numbers, and INT8_SCALE the scales of their rows. FP8: codes in e4m3 as a
+ * checkpoint has them, likewise, and FP8_SCALE those of their blocks. */
 typedef enum {
     TSR_SEGMENT_PLAIN,
     TSR_SEGMENT_CODES,
     TSR_SEGMENT_ABSMAX,
     TSR_SEGMENT_INT8,
-    TSR_SEGMENT_INT8_SCALE
+    TSR_SEGMENT_INT8_SCALE,
+    TSR_SEGMENT_FP8,
+    TSR_SEGMENT_FP8_SCALE
 } tsr_segment_kind;
 
 typedef struct {
@@ -81,7 +84,7 @@ typedef struct {
     bool quantized;    /* NF4 in memory */
     bool nested;
     int codes, absmax, plain, bias; /* frozen segments of its unit */
-    int row_scale; /* likewise: of LLM.int8 in memory, whose codes are `plain`; else TSR_NO_SEGMENT */
+    int code_scale; /* likewise: of LLM.int8 or e4m3 in memory, whose codes are `plain`; else TSR_NO_SEGMENT */
     /* The adapter; r, in memory, is 0 where there is none. */
     uint64_t r;
     double alpha, scale;
@@ -232,9 +235,10 @@ static inline uint64_t tsr_layout_chunk_rows(const tsr_layout *layout)
 
 typedef struct {
     bool load_in_4bit, load_in_8bit, nested;
-    tsr_dtype compute;                /* dtype of the working copies of A and B; m is fp32 always */
-    bool train_head, train_embedding; /* whole, as modules_to_save has it */
-    bool coded_moments;               /* of large trainable tensors, for adamw_8bit */
+    bool keeps_fp8;    /* neither: weights that the checkpoint has in e4m3 stay in it */
+    tsr_dtype compute; /* dtype of the working copies of A and B; m is fp32 always */
+    bool train_head, train_embedding;          /* whole, as modules_to_save has it */
+    bool coded_moments;                        /* of large trainable tensors, for adamw_8bit */
     tsr_layout_rows embedding_rows, head_rows; /* trained alone; not with these */
 } tsr_layout_options;
 

@@ -1,5 +1,5 @@
 /*
- * layout_weight.c: how a linear's weight lies in memory: as plain numbers, NF4 or LLM.int8.
+ * layout_weight.c: how a linear's weight lies in memory: as plain numbers, NF4, LLM.int8 or e4m3 in blocks.
  */
 #include "model/layout_parts.h"
 
@@ -67,7 +67,21 @@ static void add_int8(tsr_layout_unit *unit, tsr_layout_linear *linear, tsr_layou
     segment.dtype = TSR_F32;
     segment.source = linear->source.int8_scale;
     segment.element_count = linear->out;
-    linear->row_scale = tsr_layout_add_frozen(unit, segment);
+    linear->code_scale = tsr_layout_add_frozen(unit, segment);
+}
+
+/* The checkpoint's own, whose BF16 view the source is. */
+static void add_fp8(tsr_layout_unit *unit, tsr_layout_linear *linear, tsr_layout_segment segment)
+{
+    segment.kind = TSR_SEGMENT_FP8;
+    segment.dtype = TSR_F8_E4M3;
+    segment.source = linear->source.weight->codes;
+    linear->plain = tsr_layout_add_frozen(unit, segment);
+    segment.kind = TSR_SEGMENT_FP8_SCALE;
+    segment.dtype = TSR_F32;
+    segment.source = linear->source.weight->scales;
+    segment.element_count = segment.source->element_count;
+    linear->code_scale = tsr_layout_add_frozen(unit, segment);
 }
 
 tsr_status tsr_layout_weight(const tsr_layout_builder *b, tsr_layout_unit *unit, int index,
@@ -78,7 +92,7 @@ tsr_status tsr_layout_weight(const tsr_layout_builder *b, tsr_layout_unit *unit,
     TSR_TRY(tsr_checkpoint_weight(&linear->source, b->checkpoint, name));
     TSR_TRY(check_source(b, linear, name));
     linear->nested = source->prequantized ? source->nested : b->options.nested;
-    linear->codes = linear->absmax = linear->plain = linear->row_scale = TSR_NO_SEGMENT;
+    linear->codes = linear->absmax = linear->plain = linear->code_scale = TSR_NO_SEGMENT;
     tsr_layout_segment segment = {.name = source->weight->name,
                                   .source = source->weight,
                                   .linear = index,
@@ -89,6 +103,8 @@ tsr_status tsr_layout_weight(const tsr_layout_builder *b, tsr_layout_unit *unit,
         add_nf4(unit, linear, segment);
     else if (b->options.load_in_8bit && (source->int8_scale || !b->in_8bit))
         add_int8(unit, linear, segment);
+    else if (b->options.keeps_fp8 && source->weight->codes)
+        add_fp8(unit, linear, segment);
     else {
         segment.dtype = source->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
         linear->plain = tsr_layout_add_frozen(unit, segment);

@@ -4,6 +4,7 @@
 #include "base/auto.h"
 #include "base/checked.h"
 #include "base/phase.h"
+#include "io/fp8_blocks.h"
 #include "kernels/low_rank_residual.h"
 
 #include <stdatomic.h>
@@ -153,10 +154,14 @@ static tsr_status read_values(tsr_load_job *job, char *out, const tsr_layout_seg
                               uint64_t first, uint64_t count)
 {
     const tsr_tensor *tensor = segment->source;
-    return tensor->dtype == segment->dtype
-               ? tsr_load_read_finite(tsr_device_pool(job->loader->device), out, tensor, first,
-                                      count)
-               : tsr_safetensors_read_f32((float *)(void *)out, tensor, first, count);
+    if (tensor->dtype == segment->dtype)
+        TSR_TRY(
+            tsr_load_read_finite(tsr_device_pool(job->loader->device), out, tensor, first, count));
+    else
+        TSR_TRY(tsr_safetensors_read_f32((float *)(void *)out, tensor, first, count));
+    return segment->kind == TSR_SEGMENT_FP8_SCALE
+               ? tsr_fp8_check_scales((const float *)(void *)out, count, tensor)
+               : TSR_OK;
 }
 
 /* The same of rows whose halves are there by turns. */
@@ -267,6 +272,9 @@ static tsr_status load_segment(tsr_load_job *job, const tsr_layout_segment *segm
     switch (segment->kind) {
     case TSR_SEGMENT_PLAIN:
         return load_plain(job, segment, index);
+    case TSR_SEGMENT_FP8:
+    case TSR_SEGMENT_FP8_SCALE:
+        return load_range(job, segment, index, &whole);
     case TSR_SEGMENT_INT8:
     case TSR_SEGMENT_INT8_SCALE:
         return is_stored_int8(job, segment) ? load_range(job, segment, index, &whole)

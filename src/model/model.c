@@ -303,7 +303,7 @@ static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
         out->weight =
             (tsr_base_weight){.data = frozen_at(model, unit, view, linear->plain),
                               .dtype = layout->frozen[linear->plain].dtype,
-                              .row_scale = frozen_at(model, unit, view, linear->row_scale)};
+                              .code_scale = frozen_at(model, unit, view, linear->code_scale)};
     if (!linear->r)
         return;
     out->a = trainable_at(model, unit, view, linear->a);

@@ -143,7 +143,7 @@ void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit)
                                            .r = (double)linear->r,
                                            .dora = linear->r && linear->dora,
                                            .nf4 = linear->quantized,
-                                           .int8 = linear->row_scale != TSR_NO_SEGMENT};
+                                           .in_8bit = linear->code_scale != TSR_NO_SEGMENT};
     }
     for (int i = 0; i < tsr_layout_stacks(&layout->unit[unit]); i++)
         out->stack[i] = (tsr_work_stack){.r = (double)layout->unit[unit].stack[i].r,

@@ -75,8 +75,8 @@ typedef void tsr_work_call(void *user, const tsr_work_op *op);
 typedef struct {
     double in, out, r; /* r 0: no adapter */
     bool dora, nf4;
-    bool int8;  /* LLM.int8 */
-    bool drops; /* has dropout */
+    bool in_8bit; /* LLM.int8, or e4m3 in blocks */
+    bool drops;   /* has dropout */
 } tsr_work_linear;
 
 /* Of experts; the sizes are the node's. */

@@ -95,7 +95,7 @@ static void add_amount(tsr_work_amount *sum, double times, tsr_work_amount one)
 
 static tsr_work_amount decoded(const tsr_work_layer *l, const tsr_work_linear *x)
 {
-    return (tsr_work_amount){0, ((x->int8 ? 1 : NF4_BYTES) + (l->fp8 ? 1 : l->element)) * x->in *
+    return (tsr_work_amount){0, ((x->in_8bit ? 1 : NF4_BYTES) + (l->fp8 ? 1 : l->element)) * x->in *
                                     x->out};
 }
 
@@ -224,9 +224,9 @@ void tsr_cost_linears_forward(const tsr_costing *w, const tsr_node *node, const 
             continue;
         const tsr_work_linear *x = linear_at(w, node, i);
         bool merged = x->r > 0 && tsr_graph_table[graph_of(w, x, false).graph].merged;
-        if ((x->nf4 || x->int8) && w->again)
+        if ((x->nf4 || x->in_8bit) && w->again)
             decode_again(w, node, x);
-        else if (x->nf4 || x->int8)
+        else if (x->nf4 || x->in_8bit)
             emit(w, TSR_WORK_NF4, TSR_WORK_DECODE, decoded(w->layer, x));
         emit_base(w, TSR_WORK_LINEARS_FORWARD, x->out, x->in);
         if (x->r > 0)
@@ -289,7 +289,7 @@ void tsr_cost_linears_backward(const tsr_costing *w, const tsr_node *node, const
             continue;
         const tsr_work_linear *x = linear_at(w, node, i);
         if (wanted) {
-            if (x->nf4 || x->int8)
+            if (x->nf4 || x->in_8bit)
                 emit(w, TSR_WORK_NF4, TSR_WORK_DECODE, decoded(w->layer, x));
             tsr_cost_quantize(w, x->out, made_backward(w, step, x));
             emit_base(w, TSR_WORK_LINEARS_BACKWARD, x->in, x->out);

@@ -79,6 +79,13 @@ static void test_first_not_finite(void **state)
     assert_int_equal(tsr_first_not_finite(half, TSR_BF16, 1300), 1300);
     assert_int_equal(tsr_first_not_finite(wide, TSR_F32, 1300), 1300);
     assert_int_equal(tsr_first_not_finite(half, TSR_BF16, 0), 0);
+    static uint8_t code[1300];
+    code[3] = 0x7e, code[4] = 0xfe; /* the largest */
+    assert_int_equal(tsr_first_not_finite(code, TSR_F8_E4M3, 1300), 1300);
+    code[1100] = 0xff;
+    assert_int_equal(tsr_first_not_finite(code, TSR_F8_E4M3, 1300), 1100);
+    code[7] = 0x7f;
+    assert_int_equal(tsr_first_not_finite(code, TSR_F8_E4M3, 1300), 7);
     for (int i = 0; i < 1300; i++) {
         uint16_t good = half[i];
         float number = wide[i];

@@ -376,10 +376,42 @@ static void int8_is_decoded(void **state)
         }
 }
 
+/* e4m3 in blocks: all codes, edges that are no block, rows on 16 bytes and not. */
+static void fp8_blocks_are_decoded(void **state)
+{
+    static const int64_t shapes[][2] = {{0, 16},    {1, 1},     {5, 7},      {3, 48},
+                                        {128, 128}, {200, 272}, {300, 2064}, {129, 257}};
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int t = 0; t < 3; t++) {
+            int64_t rows = shapes[s][0], columns = shapes[s][1], count = rows * columns;
+            int64_t scales = (rows + 127) / 128 * tsr_fp8_blocks_across(columns);
+            float *scale = new_random(scales, 4, 1e-2f), *want = malloc((size_t)count * 4 + 1);
+            uint8_t *code = malloc((size_t)count + 1);
+            assert_true(scale && want && code);
+            for (int64_t i = 0; i < count; i++)
+                code[i] = (uint8_t)(i * 37 % 127 + (i % 3 ? 0 : 128));
+            tsr_fp8_blocks_args args = {want, code, scale, rows, columns, TSR_F32};
+            RUN(tsr_fp8_blocks_ref(&args, rig.pool));
+            uint32_t bytes = tsr_dtype_bytes(dtypes[t]);
+            args = (tsr_fp8_blocks_args){cuda_copy(NULL, (uint64_t)count * bytes),
+                                         cuda_copy(code, (uint64_t)count),
+                                         cuda_copy(scale, (uint64_t)scales * 4),
+                                         rows,
+                                         columns,
+                                         dtypes[t]};
+            RUN(rig.kernels->fp8_blocks(rig.stream, &args));
+            cuda_expect_bits("fp8_blocks", args.out, want, rows, columns, dtypes[t]);
+            free(scale), free(want), free(code);
+            cuda_free_all();
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(int8_is_decoded),
+        cmocka_unit_test(fp8_blocks_are_decoded),
         cmocka_unit_test(nf4_dequant_gives_the_references_bits),
         cmocka_unit_test(nf4_dequant_of_nothing),
         cmocka_unit_test(widen_between_all_dtypes),

@@ -3,6 +3,7 @@
  * NF4, to e4m3, against a second writing of the rule in fp64 and by search.
  */
 #include "kernels/fp8.h"
+#include "kernels/fp8_blocks.h"
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_quantize.h"
 #include "kernels/nf4_quantize.h"
@@ -484,6 +485,28 @@ static void bad_weights_are_refused(void **state)
     assert_int_equal(tsr_fp8_decode_check(&args), TSR_EINVAL);
 }
 
+/* Blocks of 128 x 128, at edges smaller: the product in fp32, rounded to bf16. */
+static void blocks_are_decoded(void **state)
+{
+    enum { DOWN = 130, ALONG = 259, ACROSS = 3 };
+    (void)state;
+    static uint8_t code[DOWN * ALONG];
+    static float out[DOWN * ALONG], scale[2 * ACROSS];
+    for (int i = 0; i < 2 * ACROSS; i++)
+        scale[i] = 0.01f + (float)i / 3;
+    for (int i = 0; i < DOWN * ALONG; i++)
+        code[i] = (uint8_t)(i * 37 % 127 + (i % 3 ? 0 : 128));
+    tsr_fp8_blocks_args args = {out, code, scale, DOWN, ALONG, TSR_F32};
+    assert_int_equal(tsr_fp8_blocks_ref(&args, test_pool(1)), TSR_OK);
+    for (int i = 0; i < DOWN * ALONG; i++) {
+        float product =
+            (float)(value_of(code[i]) * (double)scale[i / ALONG / 128 * ACROSS + i % ALONG / 128]);
+        assert_true(out[i] == tsr_bf16_to_f32(tsr_f32_to_bf16(product)));
+    }
+    args.scale = NULL;
+    assert_int_equal(tsr_fp8_blocks_ref(&args, test_pool(1)), TSR_EINVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -499,6 +522,7 @@ int main(void)
         cmocka_unit_test(decoding_is_near),
         cmocka_unit_test(bad_weights_are_refused),
         cmocka_unit_test(norms_backward_are_quantized),
+        cmocka_unit_test(blocks_are_decoded),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }
