@@ -111,7 +111,7 @@ static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *
     const tsr_work_head head = {l.layer.tokens, (double)s->d, (double)s->vocabulary,
                                 l.layer.element, true};
     tsr_work_chunk(&head, add_operation, sum);
-    tsr_work_update(elements, l.layer.element, add_operation, sum);
+    tsr_work_update(elements, 12 * elements, l.layer.element, add_operation, sum);
 }
 
 static json_t *print_terms(const term_sum *term)

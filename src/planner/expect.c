@@ -261,7 +261,8 @@ static double update(const costing *c, const tsr_plan_op *op)
 {
     costing of = *c;
     of.seconds = 0;
-    tsr_work_update((double)tsr_plan_chunk(c->decision->plan, op->chunk).count, c->element, add,
+    tsr_work_update((double)tsr_plan_chunk(c->decision->plan, op->chunk).count,
+                    (double)tsr_plan_state_bytes(c->decision->plan, op->chunk), c->element, add,
                     &of);
     return of.seconds;
 }

@@ -51,7 +51,7 @@ void tsr_event_name(char out[16], int event)
         {TSR_EVENT_STORED, "stored", true},       {TSR_EVENT_UPDATED, "updated", true},
         {TSR_EVENT_FETCHED, "fetched", true},     {TSR_EVENT_RESTORED, "restored", true},
         {TSR_EVENT_SAVED, "saved", true},         {TSR_EVENT_USED, "used", true},
-        {TSR_EVENT_WORDED, "worded", false},      {TSR_EVENT_OPTIMIZED, "optimized", false},
+        {TSR_EVENT_WORDED, "worded", false},      {TSR_EVENT_OPTIMIZED, "optimized", true},
         {TSR_EVENT_REFRESHED, "refreshed", true}, {TSR_EVENT_CONTROLLED, "controlled", false},
         {TSR_EVENT_TALLIED, "tallied", false},    {TSR_EVENT_COMPUTED, "computed", false},
         {TSR_EVENT_REDUCED, "reduced", true},     {TSR_EVENT_WRITTEN, "written", true},
@@ -176,9 +176,8 @@ void tsr_plan_print(tsr_text *out, const tsr_plan *plan)
 
 static bool state_equal(const tsr_plan_state *a, const tsr_plan_state *b)
 {
-    return a->after == b->after && a->stage == b->stage &&
-           a->comm_waits_optim == b->comm_waits_optim &&
-           a->compute_waits_optim == b->compute_waits_optim &&
+    return a->after == b->after && a->stage == b->stage && a->comm_behind == b->comm_behind &&
+           a->compute_behind == b->compute_behind &&
            memcmp(a->unit, b->unit, sizeof a->unit) == 0 &&
            memcmp(a->ready_awaited, b->ready_awaited, sizeof a->ready_awaited) == 0 &&
            memcmp(a->loaded_awaited, b->loaded_awaited, sizeof a->loaded_awaited) == 0;
@@ -321,6 +320,9 @@ static void measure(tsr_plan *plan)
             plan->state_bytes = bytes > plan->state_bytes ? bytes : plan->state_bytes;
         }
     }
+    plan->optim_parts = plan->chunk_count < TSR_OPTIM_PARTS ? plan->chunk_count : TSR_OPTIM_PARTS;
+    if (plan->optim_parts == 0)
+        plan->optim_parts = 1;
     plan->gradient_bytes = part * (uint64_t)o->ranks * sizeof(float);
     plan->receive_bytes = part * (uint64_t)(o->ranks - 1) * sizeof(float);
     plan->partial_bytes = o->replicas > 1 ? part * sizeof(int64_t) : 0;
@@ -458,6 +460,20 @@ tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk)
     uint64_t begin = chunk < 0 ? 0 : (uint64_t)chunk * size;
     uint64_t left = plan->owned - begin;
     return (tsr_plan_range){begin, left < size ? left : size};
+}
+
+int tsr_plan_chunk_part(const tsr_plan *plan, int chunk)
+{
+    return chunk < 0 ? 0 : (int)((int64_t)chunk * plan->optim_parts / plan->chunk_count);
+}
+
+int tsr_plan_unit_part(const tsr_plan *plan, int unit)
+{
+    uint64_t end = 0;
+    for (int u = 0; u <= unit; u++)
+        end += plan->options.units[u].trainable.gradient_count;
+    bool whole = plan->chunk_count == 0 || end == 0;
+    return whole ? 0 : tsr_plan_chunk_part(plan, (int)((end - 1) / plan->options.chunk_elements));
 }
 
 uint64_t tsr_plan_state_bytes(const tsr_plan *plan, int chunk)

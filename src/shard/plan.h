@@ -52,11 +52,13 @@
 #include "shard/unit.h"
 
 #define TSR_SLOTS_MAX        8
-#define TSR_STAGES_MAX       8
+#define TSR_STAGES_MAX       4
 #define TSR_GRADIENT_BUFFERS 2 /* where gradients are reduced at once */
 #define TSR_KEPT_TURNS       2
-#define TSR_STATE_BUFFERS    2
-#define TSR_STATE_ARRAYS     3 /* masters and two moments */
+#define TSR_OPTIM_PARTS                                                                            \
+    8 /* of an update in chunks, each of which lets the units that it has updated go on */
+#define TSR_STATE_BUFFERS 2
+#define TSR_STATE_ARRAYS  3 /* masters and two moments */
 
 typedef enum { TSR_COMM_NONE, TSR_COMM_SHARD, TSR_COMM_REPLICA, TSR_COMM_WORLD } tsr_comm_id;
 
@@ -108,8 +110,8 @@ enum {
     TSR_EVENT_TALLIED,                            /* optim: the control word was filled */
     TSR_EVENT_CONTROLLED,                         /* comm: it was reduced */
     TSR_EVENT_REFRESHED, /* comm: a part that is kept was gathered; in turns */
-    TSR_EVENT_OPTIMIZED = TSR_EVENT_REFRESHED + TSR_KEPT_TURNS, /* optim */
-    TSR_EVENT_WORDED,                                           /* d2h: it was copied to the host */
+    TSR_EVENT_OPTIMIZED = TSR_EVENT_REFRESHED + TSR_KEPT_TURNS, /* optim: a part of the update */
+    TSR_EVENT_WORDED = TSR_EVENT_OPTIMIZED + TSR_OPTIM_PARTS,   /* d2h: it was copied to the host */
     TSR_EVENT_USED,                                 /* compute: F or B has ended with a region */
     TSR_EVENT_SAVED = TSR_EVENT_USED + TSR_REGIONS, /* d2h: the region was copied */
     TSR_EVENT_RESTORED = TSR_EVENT_SAVED + TSR_REGIONS,   /* h2d: it was filled */
@@ -166,9 +168,10 @@ typedef enum {
 
 typedef struct {
     uint8_t after;
-    uint8_t stage;               /* the next one of the ring */
-    bool comm_waits_optim;       /* no op on comm has waited for the last OPTIM yet */
-    bool compute_waits_optim;    /* likewise on compute, where trainable parts are read in place */
+    uint8_t stage; /* the next one of the ring */
+    uint8_t
+        comm_behind; /* parts of the last update that no op on comm has waited for, the last ones */
+    uint8_t compute_behind;      /* likewise on compute, where trainable parts are read in place */
     int16_t unit[TSR_SLOTS_MAX]; /* occupant of each slot, -1: none */
     /* compute has waited for what comm, and for what h2d, put there last */
     bool ready_awaited[TSR_SLOTS_MAX], loaded_awaited[TSR_SLOTS_MAX];
@@ -235,6 +238,7 @@ typedef struct {
     uint64_t saved_bytes;   /* of one region */
     uint64_t state_bytes;   /* of one buffer for a chunk of the optimizer's state */
     int chunk_count;        /* 0: the state lives on the device */
+    int optim_parts;        /* of an update, of chunks that follow each other */
     uint64_t owned;         /* elements of all trainable parts on this rank */
     uint64_t hash;          /* 0: an outline */
 } tsr_plan;
@@ -263,6 +267,10 @@ typedef struct {
 
 /* A chunk of the optimizer's state; chunk -1: all of it. */
 tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk);
+
+/* The part of the update that a chunk (-1: all) belongs to; and the one after which all of a unit's trainable part is updated. */
+int tsr_plan_chunk_part(const tsr_plan *plan, int chunk);
+int tsr_plan_unit_part(const tsr_plan *plan, int unit);
 
 /* Bytes of its masters and moments. */
 uint64_t tsr_plan_state_bytes(const tsr_plan *plan, int chunk);

@@ -85,6 +85,16 @@ static void gather_frozen(tsr_builder *b, const tsr_unit *u, int slot, bool trai
     tsr_op_end(b, op);
 }
 
+/* The unit as of the last update. `behind`: of the op's stream. */
+static void wants_updated(const tsr_builder *b, tsr_plan_op *op, const tsr_unit *u, uint8_t *behind)
+{
+    int parts = b->plan->optim_parts, part = tsr_plan_unit_part(b->plan, u->id);
+    if (part < parts - *behind)
+        return;
+    tsr_op_wants(op, TSR_EVENT_OPTIMIZED + part);
+    *behind = (uint8_t)(parts - 1 - part);
+}
+
 /* Into a slot; -1: into its own place. */
 static void gather_trainable(tsr_builder *b, const tsr_unit *u, int slot)
 {
@@ -93,9 +103,7 @@ static void gather_trainable(tsr_builder *b, const tsr_unit *u, int slot)
     op->bytes = u->trainable.gathered_bytes;
     if (slot >= 0)
         wants_slot(op, slot);
-    if (b->state->comm_waits_optim)
-        tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
-    b->state->comm_waits_optim = false;
+    wants_updated(b, op, u, &b->state->comm_behind);
     tsr_op_records(op, slot >= 0 ? TSR_EVENT_READY + slot
                                  : TSR_EVENT_REFRESHED + b->part[u->id].kept_turn);
     tsr_op_end(b, op);
@@ -189,25 +197,23 @@ static tsr_status prefetch(tsr_builder *b, int p)
 
 /* ---- uses ---- */
 
-static void wants_unit(const tsr_builder *b, tsr_plan_op *op, const tsr_unit *u, int slot)
+static void wants_unit(tsr_builder *b, tsr_plan_op *op, const tsr_unit *u, int slot)
 {
     op->slot = (int8_t)slot;
     if (slot >= 0 && !b->state->ready_awaited[slot])
         tsr_op_wants(op, TSR_EVENT_READY + slot);
     if (slot >= 0 && !b->state->loaded_awaited[slot])
         tsr_op_wants(op, TSR_EVENT_LOADED + slot);
-    if (u->trainable.gathered_bytes > 0 && b->ranks == 1 && b->state->compute_waits_optim)
-        tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
+    if (u->trainable.gathered_bytes > 0 && b->ranks == 1)
+        wants_updated(b, op, u, &b->state->compute_behind);
     if (is_first(b) && op->phase == TSR_USE_FORWARD && tsr_unit_trainable_kept(u, b->ranks))
         tsr_op_wants(op, TSR_EVENT_REFRESHED + b->part[u->id].kept_turn);
 }
 
-static void mark_awaited(tsr_builder *b, const tsr_unit *u, int slot)
+static void mark_awaited(tsr_builder *b, int slot)
 {
     if (slot >= 0)
         b->state->ready_awaited[slot] = b->state->loaded_awaited[slot] = true;
-    if (u->trainable.gathered_bytes > 0 && b->ranks == 1)
-        b->state->compute_waits_optim = false;
 }
 
 /* ---- gradients ---- */
@@ -374,7 +380,7 @@ static tsr_status compute(tsr_builder *b, int p)
     if (eval && op->last)
         tsr_op_records(op, TSR_EVENT_COMPUTED);
     tsr_op_end(b, op);
-    mark_awaited(b, u, slot);
+    mark_awaited(b, slot);
     if (now->phase == TSR_USE_FORWARD && now->ends && !eval && travels(b, now->layer))
         save(b, now->layer);
     return now->trains && !trains_again(b, p) ? reduce_written(b, now->unit) : TSR_OK;
@@ -414,6 +420,7 @@ static void load_state(tsr_builder *b, int chunk)
 
 static void optim(tsr_builder *b, int chunk, bool last)
 {
+    int part = tsr_plan_chunk_part(b->plan, chunk);
     tsr_plan_op *op = tsr_op_begin(b, TSR_OP_OPTIM, TSR_STREAM_OPTIM, -1);
     op->chunk = chunk;
     op->first = chunk <= 0;
@@ -423,8 +430,8 @@ static void optim(tsr_builder *b, int chunk, bool last)
         tsr_op_wants(op, TSR_EVENT_FETCHED + chunk % TSR_STATE_BUFFERS);
         tsr_op_records(op, TSR_EVENT_UPDATED + chunk % TSR_STATE_BUFFERS);
     }
-    if (last)
-        tsr_op_records(op, TSR_EVENT_OPTIMIZED);
+    if (last || tsr_plan_chunk_part(b->plan, chunk + 1) > part)
+        tsr_op_records(op, TSR_EVENT_OPTIMIZED + part);
     tsr_op_end(b, op);
 }
 
@@ -523,8 +530,8 @@ static tsr_status step_end(tsr_builder *b)
         gathered |= b->unit[u].trainable.gathered_bytes > 0 && b->ranks > 1;
         direct |= b->unit[u].trainable.gathered_bytes > 0 && b->ranks == 1;
     }
-    b->state->comm_waits_optim = gathered;
-    b->state->compute_waits_optim = direct;
+    b->state->comm_behind = gathered ? (uint8_t)b->plan->optim_parts : 0;
+    b->state->compute_behind = direct ? (uint8_t)b->plan->optim_parts : 0;
     TSR_TRY(refresh_slots(b));
     b->state->after = TSR_AFTER_UPDATE;
     return TSR_OK;

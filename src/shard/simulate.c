@@ -106,7 +106,8 @@ static void blame(simulator *s, const tsr_plan_op *op, int event, double from, d
     tsr_wait_cause cause = tsr_event_cause(event);
     double *exposed = s->sum.exposed;
     if (cause == TSR_CAUSE_GATHER) {
-        double updated = between(from, s->at[TSR_EVENT_OPTIMIZED], until);
+        int part = op->unit < 0 ? 0 : tsr_plan_unit_part(s->plan, op->unit);
+        double updated = between(from, s->at[TSR_EVENT_OPTIMIZED + part], until);
         exposed[TSR_CAUSE_OTHER] += updated - from;
         from = updated;
     }

@@ -55,6 +55,19 @@ static void expect(const tsr_plan *plan, int *state, tsr_program_kind kind, cons
     *state = program->exit;
 }
 
+/* The first GATHER_T of a unit waits for this part of the update; -1: for none, since an earlier one has. */
+static void expect_part(const tsr_program *program, int unit, int part)
+{
+    const tsr_plan_op *op = program->op;
+    while (op->kind != TSR_OP_GATHER_T || op->unit != unit)
+        op++;
+    int found = -1;
+    for (int i = 0; i < op->wait_count; i++)
+        if (op->wait[i].event >= TSR_EVENT_OPTIMIZED && op->wait[i].event < TSR_EVENT_WORDED)
+            found = op->wait[i].event - TSR_EVENT_OPTIMIZED;
+    assert_int_equal(found, part);
+}
+
 static void test_sharded(void **unused)
 {
     (void)unused;
@@ -160,8 +173,14 @@ static void test_offload(void **unused)
     expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
            "C1 G1 T1 N0 F0 S0 C2 G2 T2 N1 F1 S1 C3 G3 T3 N2 F2 C4 G4 N3 F3 H4 C2 G2 T2 B3 R3 "
            "C1 G1 T1 L1 B2 R2 C0 G0 T0 L0 B1 R1 B0 R0");
+    int step_end = state;
     expect(plan, &state, TSR_PROGRAM_STEP_END,
            "in0 in1 norm control word optim0 out0 in2 optim1 out1 optim2 out2 T0 T1");
+    /* A gather waits for the part of the update that its unit is in: of four times three granules in chunks of four. */
+    expect_part(tsr_plan_program(plan, step_end, TSR_PROGRAM_STEP_END), 0, 0);
+    expect_part(tsr_plan_program(plan, step_end, TSR_PROGRAM_STEP_END), 1, 1);
+    expect_part(tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST), 2, 2);
+    expect_part(tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST), 3, -1);
     expect(plan, &state, TSR_PROGRAM_EVAL_FIRST,
            "N0 F0 C2 G2 T2 N1 F1 C3 G3 T3 N2 F2 C4 G4 N3 F3 C0 G0 T0 H4");
     tsr_plan_destroy(plan);
