@@ -156,12 +156,9 @@ static void print_gemm(const char *what, const char *extra, const tsr_gemm_args 
                   (double)a->beta);
 }
 
-/* What is listed does not depend on how it is built: under sanitizers a few are enough, of one rank one for
- * ThreadSanitizer. */
-#if defined(__SANITIZE_THREAD__)
+/* What is listed does not depend on how it is built: under sanitizers a few are enough. */
+#ifdef TSR_SANITIZED
 #define STRIDE 16
-#elif defined(TSR_SANITIZED)
-#define STRIDE 4
 #else
 #define STRIDE 1
 #endif

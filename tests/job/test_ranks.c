@@ -99,15 +99,13 @@ static const variant cards[] = {
 };
 static bool on_cards;
 
-/* Sanitizers are slow: there a subject has the first of the variants and half of the others, the next
- * one the other half; under ThreadSanitizer a quarter. Several cards take seconds to connect: a third of
+/* Sanitizers are slow: there a subject has the first of the variants and a quarter of the others, the next
+ * one another quarter. Several cards take seconds to connect: a third of
  * what two have, half of what four have. */
 static size_t stride(void)
 {
-#if defined(__SANITIZE_THREAD__)
+#ifdef TSR_SANITIZED
     return 4;
-#elif defined(TSR_SANITIZED)
-    return 2;
 #else
     int ranks = job_ranks(JOB_RANKS_MAX);
     return !on_cards || ranks == 1 ? 1 : ranks == 2 ? 3 : 2;

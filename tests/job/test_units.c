@@ -66,7 +66,7 @@ static void configure(char out[4096], const char *keys, const char *use, const c
 
 /* Each policy has every second of the uses, the next one the others; sanitizers are slow. */
 #ifdef TSR_SANITIZED
-#define SHARE 5
+#define SHARE 15
 #else
 #define SHARE 2
 #endif
