@@ -3,8 +3,9 @@
  * of a step.
  *
  * The reference is the model before step 1, as in TRL: the base, or the adapter of init_adapter. With ref_adapter: base, and when
- * an adapter is evaluated, it is the base without an adapter; with a directory the base with that adapter. The program of an evaluation computes it in the order of the file,
- * so its bits do not depend on the number of ranks. Checkpoints store it for resumed runs.
+ * an adapter is evaluated, it is the base without an adapter; with ref_adapter: DIRECTORY the base with that one. The program of an
+ * evaluation computes it in the order of the file, so its bits do not depend on the number of ranks. Checkpoints store it for
+ * resumed runs.
  */
 #include "base/auto.h"
 #include "job/parts.h"

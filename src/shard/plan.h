@@ -55,10 +55,9 @@
 #define TSR_STAGES_MAX       4
 #define TSR_GRADIENT_BUFFERS 2 /* where gradients are reduced at once */
 #define TSR_KEPT_TURNS       2
-#define TSR_OPTIM_PARTS                                                                            \
-    8 /* of an update in chunks, each of which lets the units that it has updated go on */
-#define TSR_STATE_BUFFERS 2
-#define TSR_STATE_ARRAYS  3 /* masters and two moments */
+#define TSR_OPTIM_PARTS      8 /* of an update in chunks: a unit waits for those up to its own */
+#define TSR_STATE_BUFFERS    2
+#define TSR_STATE_ARRAYS     3 /* masters and two moments */
 
 typedef enum { TSR_COMM_NONE, TSR_COMM_SHARD, TSR_COMM_REPLICA, TSR_COMM_WORLD } tsr_comm_id;
 
@@ -168,10 +167,9 @@ typedef enum {
 
 typedef struct {
     uint8_t after;
-    uint8_t stage; /* the next one of the ring */
-    uint8_t
-        comm_behind; /* parts of the last update that no op on comm has waited for, the last ones */
-    uint8_t compute_behind;      /* likewise on compute, where trainable parts are read in place */
+    uint8_t stage;          /* the next one of the ring */
+    uint8_t comm_behind;    /* the last so many parts of an update no op on comm has waited for */
+    uint8_t compute_behind; /* likewise on compute, where trainable parts are read in place */
     int16_t unit[TSR_SLOTS_MAX]; /* occupant of each slot, -1: none */
     /* compute has waited for what comm, and for what h2d, put there last */
     bool ready_awaited[TSR_SLOTS_MAX], loaded_awaited[TSR_SLOTS_MAX];

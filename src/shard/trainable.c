@@ -124,12 +124,12 @@ int tsr_trainable_state(tsr_state_buffer out[TSR_TRAINABLE_STATE_MOST],
 {
     bool coded = span->segment->coded;
     const tsr_trainable *t = trainable;
-    char *absmax = (char *)(t->absmax + span->begin / TSR_GRANULE_ELEMENTS * 2);
+    float *absmax = coded ? t->absmax + span->begin / TSR_GRANULE_ELEMENTS * 2 : NULL;
     const tsr_state_buffer all[TSR_TRAINABLE_STATE_MOST] = {
         {"master", (char *)(t->master + span->begin), TSR_F32, TSR_GRANULE_ELEMENTS},
         {"exp_avg", t->m + span->moment, coded ? TSR_U8 : TSR_F32, TSR_GRANULE_ELEMENTS},
         {"exp_avg_sq", t->v + span->moment, coded ? TSR_U8 : TSR_F32, TSR_GRANULE_ELEMENTS},
-        {"absmax", absmax, TSR_F32, 2}};
+        {"absmax", (char *)absmax, TSR_F32, 2}};
     memcpy(out, all, sizeof all);
     return coded ? 4 : 3;
 }
