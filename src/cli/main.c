@@ -23,6 +23,7 @@
 #include "tessera.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
@@ -261,6 +262,28 @@ static int print_each(tsr_run *runs, int count, int (*print)(tsr_run *))
     return status;
 }
 
+/* A step of one follows a step of another, so in turns takes what one after the other does. */
+static int put_time(tsr_text *out, tsr_run *runs, int count)
+{
+    double seconds = 0;
+    int64_t steps = 0;
+    for (int i = 0; i < count; i++) {
+        tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
+        int status = tsr_job_plan(runs[i].job, &info);
+        int64_t own = tsr_job_total_steps(runs[i].job);
+        if (status != 0 || info.expected_step_s <= 0 || own <= 0)
+            return status;
+        seconds += info.expected_step_s * (double)own;
+        steps += own;
+    }
+    tsr_text_printf(out,
+                    "                %" PRId64 " steps in turns, about %.3g %s; one after the "
+                    "other the same, with the base loaded %d times\n",
+                    steps, seconds < 120 ? seconds : seconds / 60, seconds < 120 ? "s" : "min",
+                    count);
+    return 0;
+}
+
 /* And what they need together. */
 static int plan(tsr_run *runs, int count)
 {
@@ -273,8 +296,9 @@ static int plan(tsr_run *runs, int count)
     tsr_text_printf(
         &line, "\nall %d adapters  %.1f MiB of device memory, %.1f MiB of host memory\n", count,
         (double)info.device_peak_bytes / 0x1p20, (double)info.host_peak_bytes / 0x1p20);
+    status = put_time(&line, runs, count);
     answer(tsr_text_string(&line), false);
-    return 0;
+    return status;
 }
 
 #define PAGE_SAMPLES 5
