@@ -33,22 +33,15 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
         *out = w->data;
         return TSR_OK;
     }
-    if (w->data && w->dtype == TSR_I8)
-        return context->kernels->int8_decode(context->stream,
-                                             &(tsr_int8_decode_args){.out = context->weight,
+    if (w->data && w->code_scale)
+        return context->kernels->byte_decode(context->stream,
+                                             &(tsr_byte_decode_args){.out = context->weight,
                                                                      .code = w->data,
                                                                      .scale = w->code_scale,
                                                                      .rows = (int64_t)linear->out,
                                                                      .columns = (int64_t)linear->in,
+                                                                     .code_dtype = w->dtype,
                                                                      .dtype = context->dtype});
-    if (w->data && w->dtype == TSR_F8_E4M3)
-        return context->kernels->fp8_blocks(context->stream,
-                                            &(tsr_fp8_blocks_args){.out = context->weight,
-                                                                   .code = w->data,
-                                                                   .scale = w->code_scale,
-                                                                   .rows = (int64_t)linear->out,
-                                                                   .columns = (int64_t)linear->in,
-                                                                   .dtype = context->dtype});
     if (w->data)
         return context->kernels->widen(
             context->stream, &(tsr_widen_args){.out = context->weight,

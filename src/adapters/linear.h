@@ -44,7 +44,7 @@ typedef struct {
     const void *
         data; /* a plain weight of `dtype`, or codes of LLM.int8 (I8) or e4m3 (F8_E4M3); NULL: NF4 */
     tsr_dtype dtype;
-    const float *code_scale; /* of I8 [out], of F8_E4M3 of each block of 128 x 128 */
+    const float *code_scale; /* of codes (kernels/byte_decode.h); else NULL */
     const uint8_t *codes;
     const void *absmax; /* uint8_t if nested, else float */
     const float *nested_absmax, *nested_map, *level;

@@ -14,6 +14,7 @@
 #include "kernels/adamw_8bit.h"
 #include "kernels/attention.h"
 #include "kernels/balance.h"
+#include "kernels/byte_decode.h"
 #include "kernels/combine.h"
 #include "kernels/compose.h"
 #include "kernels/convolution.h"
@@ -24,7 +25,6 @@
 #include "kernels/expert_low_rank_backward.h"
 #include "kernels/expert_weight.h"
 #include "kernels/fixed_point.h"
-#include "kernels/fp8_blocks.h"
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_gemm.h"
 #include "kernels/fp8_quantize.h"
@@ -34,7 +34,6 @@
 #include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
 #include "kernels/head_weight.h"
-#include "kernels/int8_decode.h"
 #include "kernels/latent_qkv.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
@@ -71,8 +70,7 @@
     X(grouped_gemm)                                                                                \
     X(expert_low_rank_backward)                                                                    \
     X(widen)                                                                                       \
-    X(int8_decode)                                                                                 \
-    X(fp8_blocks)                                                                                  \
+    X(byte_decode)                                                                                 \
     X(rms_norm)                                                                                    \
     X(rms_norm_backward)                                                                           \
     X(rope_qkv)                                                                                    \

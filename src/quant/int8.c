@@ -2,7 +2,7 @@
 
 #include "base/auto.h"
 #include "base/dtype.h"
-#include "kernels/int8_decode.h"
+#include "kernels/byte_decode.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  *
  *     w16 = fp16(w), SCB = max |w16| of the row, scale = RN(127 RN(1 / SCB)), code = round to even(RN(w16 scale))
  *
- * The weight is code SCB / 127 (kernels/int8_decode.h). A row of zeros has SCB 0 and codes 0.
+ * The weight is code SCB / 127 (kernels/byte_decode.h). A row of zeros has SCB 0 and codes 0.
  */
 #ifndef TSR_QUANT_INT8_H
 #define TSR_QUANT_INT8_H

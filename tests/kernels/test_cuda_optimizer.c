@@ -314,6 +314,22 @@ static owned new_owned(uint64_t count, int kind)
     return o;
 }
 
+/* Codes of all kinds; blocks whose absmax is 0, subnormal, large. */
+static owned new_coded(uint64_t count, int kind)
+{
+    owned o = new_owned(count, kind);
+    if (kind % 4 == 3)
+        return o;
+    o.absmax = allocate(count / 128 * sizeof *o.absmax);
+    for (uint64_t i = 0; i < count / 128; i++)
+        o.absmax[i] = i % 7 == 6 ? 0 : ldexpf(1, -(int)(i % 150));
+    for (uint64_t i = 0; i < count; i++) {
+        ((uint8_t *)o.m)[i] = (uint8_t)(random_bits(i) >> 7);
+        ((uint8_t *)o.v)[i] = (uint8_t)(random_bits(i) >> 17);
+    }
+    return o;
+}
+
 static void free_owned(owned *o)
 {
     free(o->p), free(o->m), free(o->v), free(o->absmax), free(o->g), free(o->work);
@@ -367,27 +383,28 @@ static const tsr_adamw_step usual = {.learning_rate = 2e-4,
                                      .weight_decay = 0.01,
                                      .step = 99}; /* ignored */
 
-/* Each control in turn: one step after the other. */
-static void run_steps(const uint64_t *counts, int spans, uint64_t offset, tsr_adamw_step step,
-                      const tsr_adamw_control *controls, int steps)
+/* Each control in turn: one step after the other. coded: of adamw_8bit. */
+static void run_steps(const uint64_t *counts, int spans, uint64_t offset, bool coded,
+                      tsr_adamw_step step, const tsr_adamw_control *controls, int steps)
 {
     if (!cuda_turn())
         return;
     owned o[MAX_SPANS];
     tsr_adamw_span host[MAX_SPANS], device[MAX_SPANS];
     for (int i = 0; i < spans; i++) {
-        o[i] = new_owned(counts[i], i);
+        o[i] = coded ? new_coded(counts[i], i) : new_owned(counts[i], i);
         host[i] = host_span(&o[i]);
-        device[i] = device_span(&o[i], offset);
+        device[i] = device_span(&o[i], o[i].absmax ? 4 * offset : offset);
         host[i].rate = device[i].rate = i % 3 == 1 ? 16 : 0;
     }
     tsr_adamw_control *control = cuda_copy(controls, (uint64_t)steps * sizeof *controls);
     for (int t = 0; t < steps; t++) {
         tsr_adamw_args args = {host, (uint64_t)spans, step, &controls[t], TSR_FIXED_SHIFT};
-        RUN(tsr_adamw_ref(&args, rig.pool));
+        RUN(coded ? tsr_adamw_8bit_ref(&args, rig.pool) : tsr_adamw_ref(&args, rig.pool));
         args.spans = device;
         args.control = control + t;
-        RUN(rig.kernels->adamw(rig.stream, &args));
+        RUN(coded ? rig.kernels->adamw_8bit(rig.stream, &args)
+                  : rig.kernels->adamw(rig.stream, &args));
         for (int i = 0; i < spans; i++)
             expect_span(&device[i], &o[i]);
     }
@@ -405,57 +422,14 @@ static void adamw_gives_the_references_bits(void **state)
     tsr_adamw_step other = {.learning_rate = 1e-2, .beta1 = 0, .beta2 = 0.5, .epsilon = 1e-30};
     (void)state;
     for (int spans = 1; spans <= MAX_SPANS; spans++)
-        run_steps(counts + MAX_SPANS - spans, spans, (uint64_t)spans % 2, usual, controls, 7);
-    run_steps(counts, MAX_SPANS, 0, other, controls, 7);
-    run_steps((uint64_t[]){3000001}, 1, 0, usual, controls, 2);
-    run_steps((uint64_t[]){0}, 1, 0, usual, controls, 1);
+        run_steps(counts + MAX_SPANS - spans, spans, (uint64_t)spans % 2, false, usual, controls,
+                  7);
+    run_steps(counts, MAX_SPANS, 0, false, other, controls, 7);
+    run_steps((uint64_t[]){3000001}, 1, 0, false, usual, controls, 2);
+    run_steps((uint64_t[]){0}, 1, 0, false, usual, controls, 1);
 }
 
 /* ---- adamw_8bit ---- */
-
-/* Codes of all kinds; blocks whose absmax is 0, subnormal, large. */
-static owned new_coded(uint64_t count, int kind)
-{
-    owned o = new_owned(count, kind);
-    if (kind % 4 == 3)
-        return o;
-    o.absmax = allocate(count / 128 * sizeof *o.absmax);
-    for (uint64_t i = 0; i < count / 128; i++)
-        o.absmax[i] = i % 7 == 6 ? 0 : ldexpf(1, -(int)(i % 150));
-    for (uint64_t i = 0; i < count; i++) {
-        ((uint8_t *)o.m)[i] = (uint8_t)(random_bits(i) >> 7);
-        ((uint8_t *)o.v)[i] = (uint8_t)(random_bits(i) >> 17);
-    }
-    return o;
-}
-
-static void run_coded(const uint64_t *counts, int spans, uint64_t offset,
-                      const tsr_adamw_control *controls, int steps)
-{
-    if (!cuda_turn())
-        return;
-    owned o[MAX_SPANS];
-    tsr_adamw_span host[MAX_SPANS], device[MAX_SPANS];
-    for (int i = 0; i < spans; i++) {
-        o[i] = new_coded(counts[i], i);
-        host[i] = host_span(&o[i]);
-        device[i] = device_span(&o[i], o[i].absmax ? 4 * offset : offset);
-        host[i].rate = device[i].rate = i % 3 == 1 ? 16 : 0;
-    }
-    tsr_adamw_control *control = cuda_copy(controls, (uint64_t)steps * sizeof *controls);
-    for (int t = 0; t < steps; t++) {
-        tsr_adamw_args args = {host, (uint64_t)spans, usual, &controls[t], TSR_FIXED_SHIFT};
-        RUN(tsr_adamw_8bit_ref(&args, rig.pool));
-        args.spans = device;
-        args.control = control + t;
-        RUN(rig.kernels->adamw_8bit(rig.stream, &args));
-        for (int i = 0; i < spans; i++)
-            expect_span(&device[i], &o[i]);
-    }
-    for (int i = 0; i < spans; i++)
-        free_owned(&o[i]);
-    cuda_free_all();
-}
 
 static void adamw_8bit_gives_the_references_bits(void **state)
 {
@@ -465,8 +439,8 @@ static void adamw_8bit_gives_the_references_bits(void **state)
                                                  {1, 0, 123456}};
     (void)state;
     for (int spans = 1; spans <= MAX_SPANS; spans++)
-        run_coded(counts, spans, (uint64_t)spans % 2, controls, 7);
-    run_coded((uint64_t[]){256 * 12001}, 1, 0, controls, 2);
+        run_steps(counts, spans, (uint64_t)spans % 2, true, usual, controls, 7);
+    run_steps((uint64_t[]){256 * 12001}, 1, 0, true, usual, controls, 2);
 }
 
 /* 1 - b^t of the device and of the host's libm: every t of a short run, and some of a long one. */
@@ -482,7 +456,7 @@ static void adamw_corrects_the_bias_as_the_reference(void **state)
     for (int i = 0; i < 3; i++) {
         tsr_adamw_step step = usual;
         step.beta2 = beta2[i];
-        run_steps((uint64_t[]){257}, 1, 0, step, controls, STEPS);
+        run_steps((uint64_t[]){257}, 1, 0, false, step, controls, STEPS);
     }
 }
 

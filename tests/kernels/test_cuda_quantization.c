@@ -347,61 +347,39 @@ static void dora_norm_of_odd_rows(void **state)
     cuda_free_all();
 }
 
-/* Codes that are all of them, scales of every size, rows on 16 bytes and not. */
-static void int8_is_decoded(void **state)
+/* All codes but NaN, scales of every size, edges that are no block, rows on 16 bytes and not. */
+static void bytes_are_decoded(void **state)
 {
-    static const int64_t shapes[][2] = {{0, 16}, {1, 1}, {5, 7}, {3, 48}, {200, 256}, {37, 4112}};
+    static const int64_t shapes[][2] = {{0, 16},     {1, 1},     {5, 7},     {3, 48},
+                                        {128, 128},  {200, 256}, {37, 4112}, {200, 272},
+                                        {300, 2064}, {129, 257}};
     (void)state;
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+    for (size_t s = 0; s < 2 * sizeof shapes / sizeof *shapes; s++)
         for (int t = 0; t < 3; t++) {
-            int64_t rows = shapes[s][0], columns = shapes[s][1], count = rows * columns;
-            float *scale = new_random(rows, 4, 3), *want = malloc((size_t)count * 4 + 1);
-            int8_t *code = malloc((size_t)count + 1);
-            assert_true(scale && want && code);
-            for (int64_t i = 0; i < count; i++)
-                code[i] = (int8_t)(i * 37 % 255 - 127);
-            tsr_int8_decode_args args = {want, code, scale, rows, columns, TSR_F32};
-            RUN(tsr_int8_decode_ref(&args, rig.pool));
-            uint32_t bytes = tsr_dtype_bytes(dtypes[t]);
-            args = (tsr_int8_decode_args){cuda_copy(NULL, (uint64_t)count * bytes),
-                                          cuda_copy(code, (uint64_t)count),
-                                          cuda_copy(scale, (uint64_t)rows * 4),
-                                          rows,
-                                          columns,
-                                          dtypes[t]};
-            RUN(rig.kernels->int8_decode(rig.stream, &args));
-            cuda_expect_bits("int8_decode", args.out, want, rows, columns, dtypes[t]);
-            free(scale), free(want), free(code);
-            cuda_free_all();
-        }
-}
-
-/* e4m3 in blocks: all codes, edges that are no block, rows on 16 bytes and not. */
-static void fp8_blocks_are_decoded(void **state)
-{
-    static const int64_t shapes[][2] = {{0, 16},    {1, 1},     {5, 7},      {3, 48},
-                                        {128, 128}, {200, 272}, {300, 2064}, {129, 257}};
-    (void)state;
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (int t = 0; t < 3; t++) {
-            int64_t rows = shapes[s][0], columns = shapes[s][1], count = rows * columns;
-            int64_t scales = (rows + 127) / 128 * tsr_fp8_blocks_across(columns);
-            float *scale = new_random(scales, 4, 1e-2f), *want = malloc((size_t)count * 4 + 1);
+            bool int8 = s % 2;
+            int64_t rows = shapes[s / 2][0], columns = shapes[s / 2][1], count = rows * columns;
+            int64_t scales =
+                int8 || !rows ? rows : 1 + tsr_e4m3_block(columns, rows - 1, columns - 1);
+            float *scale = new_random(scales, 4, int8 ? 3 : 1e-2f);
+            float *want = malloc((size_t)count * 4 + 1);
             uint8_t *code = malloc((size_t)count + 1);
             assert_true(scale && want && code);
             for (int64_t i = 0; i < count; i++)
-                code[i] = (uint8_t)(i * 37 % 127 + (i % 3 ? 0 : 128));
-            tsr_fp8_blocks_args args = {want, code, scale, rows, columns, TSR_F32};
-            RUN(tsr_fp8_blocks_ref(&args, rig.pool));
-            uint32_t bytes = tsr_dtype_bytes(dtypes[t]);
-            args = (tsr_fp8_blocks_args){cuda_copy(NULL, (uint64_t)count * bytes),
-                                         cuda_copy(code, (uint64_t)count),
-                                         cuda_copy(scale, (uint64_t)scales * 4),
-                                         rows,
-                                         columns,
-                                         dtypes[t]};
-            RUN(rig.kernels->fp8_blocks(rig.stream, &args));
-            cuda_expect_bits("fp8_blocks", args.out, want, rows, columns, dtypes[t]);
+                code[i] = (uint8_t)(int8 ? i * 37 % 255 - 127 : i * 37 % 127 + (i % 3 ? 0 : 128));
+            tsr_byte_decode_args args = {.out = want,
+                                         .code = code,
+                                         .scale = scale,
+                                         .rows = rows,
+                                         .columns = columns,
+                                         .code_dtype = int8 ? TSR_I8 : TSR_F8_E4M3,
+                                         .dtype = TSR_F32};
+            RUN(tsr_byte_decode_ref(&args, rig.pool));
+            args.out = cuda_copy(NULL, (uint64_t)count * tsr_dtype_bytes(dtypes[t]));
+            args.code = cuda_copy(code, (uint64_t)count);
+            args.scale = cuda_copy(scale, (uint64_t)scales * 4);
+            args.dtype = dtypes[t];
+            RUN(rig.kernels->byte_decode(rig.stream, &args));
+            cuda_expect_bits("byte_decode", args.out, want, rows, columns, dtypes[t]);
             free(scale), free(want), free(code);
             cuda_free_all();
         }
@@ -410,8 +388,7 @@ static void fp8_blocks_are_decoded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(int8_is_decoded),
-        cmocka_unit_test(fp8_blocks_are_decoded),
+        cmocka_unit_test(bytes_are_decoded),
         cmocka_unit_test(nf4_dequant_gives_the_references_bits),
         cmocka_unit_test(nf4_dequant_of_nothing),
         cmocka_unit_test(widen_between_all_dtypes),

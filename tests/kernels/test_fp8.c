@@ -2,8 +2,8 @@
  * test_fp8.c: e4m3 over all of its codes and around every midpoint; rows of activations, and of weights in
  * NF4, to e4m3, against a second writing of the rule in fp64 and by search.
  */
+#include "kernels/byte_decode.h"
 #include "kernels/fp8.h"
-#include "kernels/fp8_blocks.h"
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_quantize.h"
 #include "kernels/nf4_quantize.h"
@@ -496,15 +496,15 @@ static void blocks_are_decoded(void **state)
         scale[i] = 0.01f + (float)i / 3;
     for (int i = 0; i < DOWN * ALONG; i++)
         code[i] = (uint8_t)(i * 37 % 127 + (i % 3 ? 0 : 128));
-    tsr_fp8_blocks_args args = {out, code, scale, DOWN, ALONG, TSR_F32};
-    assert_int_equal(tsr_fp8_blocks_ref(&args, test_pool(1)), TSR_OK);
+    tsr_byte_decode_args args = {out, code, scale, DOWN, ALONG, TSR_F8_E4M3, TSR_F32};
+    assert_int_equal(tsr_byte_decode_ref(&args, test_pool(1)), TSR_OK);
     for (int i = 0; i < DOWN * ALONG; i++) {
         float product =
             (float)(value_of(code[i]) * (double)scale[i / ALONG / 128 * ACROSS + i % ALONG / 128]);
         assert_true(out[i] == tsr_bf16_to_f32(tsr_f32_to_bf16(product)));
     }
     args.scale = NULL;
-    assert_int_equal(tsr_fp8_blocks_ref(&args, test_pool(1)), TSR_EINVAL);
+    assert_int_equal(tsr_byte_decode_ref(&args, test_pool(1)), TSR_EINVAL);
 }
 
 int main(void)

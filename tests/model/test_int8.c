@@ -13,7 +13,7 @@
 
 #include "io/file.h"
 #include "io/json.h"
-#include "kernels/int8_decode.h"
+#include "kernels/byte_decode.h"
 #include "model/factors.h"
 #include "quant/int8.h"
 #include "support/golden.h"
@@ -100,9 +100,9 @@ static void test_codes(void **state)
         int8_weight w = quantized(checkpoint, name);
         uint64_t elements = w.rows * w.columns;
         float *decoded = malloc(elements * sizeof *decoded);
-        const tsr_int8_decode_args args = {
-            decoded, w.codes, w.scale, (int64_t)w.rows, (int64_t)w.columns, TSR_F32};
-        RUN(tsr_int8_decode_ref(&args, tsr_device_pool(device)));
+        const tsr_byte_decode_args args = {
+            decoded, w.codes, w.scale, (int64_t)w.rows, (int64_t)w.columns, TSR_I8, TSR_F32};
+        RUN(tsr_byte_decode_ref(&args, tsr_device_pool(device)));
         assert_crc(module, "codes_crc32", w.codes, elements);
         assert_crc(module, "SCB_crc32", w.scale, w.rows * sizeof *w.scale);
         assert_crc(module, "dequantized_f32_crc32", decoded, elements * sizeof *decoded);
