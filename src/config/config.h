@@ -374,6 +374,9 @@ const char *tsr_config_where(const tsr_config *config, const char *key);
 /* "dpo". Static. */
 const char *tsr_config_objective_name(tsr_objective_kind kind);
 
+/* The directory of ref_adapter; NULL: it names none. */
+const char *tsr_config_reference(const tsr_config *config);
+
 /* Whether there are rows to evaluate: an eval_dataset, or what validation_split holds out of dataset. */
 bool tsr_config_evaluates(const tsr_config *config);
 

@@ -197,18 +197,13 @@ static bool in_checkpoint(const char *path, const char *output)
            !strncmp(inner + length, checkpoint, sizeof checkpoint - 1);
 }
 
-static const char *reference_of(const tsr_config *config)
-{
-    bool named = config->ref_adapter && strcmp(config->ref_adapter, "base") != 0;
-    return named ? config->ref_adapter : NULL;
-}
-
 /* What is read must not be what is written, or removed for it. */
 static void check_output(const checker *c)
 {
     const tsr_config *config = c->config;
     const char *sources[] = {"model_name_or_path", "init_adapter", "ref_adapter"};
-    const char *paths[] = {config->model_name_or_path, config->init_adapter, reference_of(config)};
+    const char *paths[] = {config->model_name_or_path, config->init_adapter,
+                           tsr_config_reference(config)};
     bool clears = config->overwrite_output_dir && c->source->use == TSR_CONFIG_TRAIN;
     for (int i = 0; i < 3; i++) {
         if (paths[i] && same_place(paths[i], config->output_dir))
@@ -229,7 +224,7 @@ static void check_paths(const checker *c)
     const tsr_config *config = c->config;
     check_hub_id(c, "model_name_or_path", config->model_name_or_path, false);
     check_hub_id(c, "init_adapter", config->init_adapter, false);
-    check_hub_id(c, "ref_adapter", reference_of(config), false);
+    check_hub_id(c, "ref_adapter", tsr_config_reference(config), false);
     bool files = !c->source->rows_given;
     for (int i = 0; files && i < config->dataset.count; i++)
         check_hub_id(c, "dataset", config->dataset.items[i], true);

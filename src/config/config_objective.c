@@ -76,6 +76,12 @@ const char *tsr_config_objective_name(tsr_objective_kind kind)
     return kinds[kind];
 }
 
+const char *tsr_config_reference(const tsr_config *config)
+{
+    bool named = config->ref_adapter && strcmp(config->ref_adapter, "base") != 0;
+    return named ? config->ref_adapter : NULL;
+}
+
 /* The first loss of this name that the objective has; LOSSES: there is none. */
 static size_t find_loss(const char *word, tsr_objective_kind kind)
 {

@@ -12,11 +12,8 @@ tsr_pairs tsr_inputs_pairs(const tsr_config *config);
 /* Whether losses compare the model with a reference. */
 bool tsr_inputs_has_reference(const tsr_config *config);
 
-/* reference.c. Whether ref_adapter names a directory. */
-bool tsr_inputs_reference_is_adapter(const tsr_config *config);
-
-/* Opens that adapter into inputs->reference. TSR_ECONFIG: it has not the shape of the one that is trained; TSR_EDATA: it is no
- * adapter of this model. */
+/* reference.c: opens the adapter that ref_adapter names, if any, into inputs->reference. TSR_ECONFIG: its shape differs from that of
+ * the trained one; TSR_EDATA: it does not fit this model. */
 tsr_status tsr_inputs_open_reference(tsr_inputs *inputs);
 
 /* TSR_ECONFIG: the adapter trains what this objective cannot. */

@@ -1,32 +1,18 @@
 /*
- * reference.c: the adapter of ref_adapter, whose model an objective compares with. It takes the places of the trained
- * adapter for one pass, so it has the same modules, ranks and scales.
+ * reference.c: the adapter that ref_adapter names. Its values replace those of the trained adapter during one pass, so both have
+ * the same modules, ranks and scales.
  */
 #include "inputs/objective.h"
 
-#include "base/escape.h"
-#include "base/text.h"
-
 #include <inttypes.h>
-#include <string.h>
 
-bool tsr_inputs_reference_is_adapter(const tsr_config *config)
-{
-    return config->ref_adapter && strcmp(config->ref_adapter, "base") != 0;
-}
-
-/* Opened as init_adapter is, of a configuration that says nothing more. */
+/* As init_adapter of a configuration with no other key. */
 static tsr_status open_adapter(tsr_train_adapter *out, const tsr_inputs *inputs)
 {
-    const tsr_config *config = &inputs->config;
+    static const char required[] = "model_name_or_path: model\ndataset: data\noutput_dir: output\n";
     tsr_config alone;
-    tsr_auto_text init = {0}, model = {0};
-    tsr_text_printf(&init, "init_adapter=%s", config->ref_adapter);
-    tsr_text_printf(&model, "model_name_or_path=%s", config->model_name_or_path);
-    const char *overrides[] = {tsr_text_string(&init), tsr_text_string(&model), "dataset=none",
-                               "output_dir=none"};
-    TSR_TRY(tsr_config_load(
-        &alone, &(tsr_config_source){.text = "", .overrides = overrides, .override_count = 4}));
+    TSR_TRY(tsr_config_load(&alone, &(tsr_config_source){.text = required}));
+    alone.init_adapter = inputs->config.ref_adapter;
     tsr_status status =
         tsr_train_adapter_open(out, &alone, true, inputs->modules, inputs->module_count,
                                inputs->model.composite, inputs->model.tie_word_embeddings);
@@ -38,10 +24,9 @@ static tsr_status differs(const tsr_inputs *inputs, const char *what)
 {
     const tsr_config *config = &inputs->config;
     return tsr_fail(TSR_ECONFIG,
-                    "%s: ref_adapter: %s %s; a reference has the modules, ranks, scales and "
-                    "use_dora of the adapter that is trained. Train one of its shape "
-                    "(init_adapter begins with it), or merge it into the base and leave "
-                    "ref_adapter out",
+                    "%s: ref_adapter: %s %s; a reference adapter needs the same modules, "
+                    "ranks, scales and use_dora as the trained one. Train an adapter of that "
+                    "shape, or merge the reference into the base and leave ref_adapter out",
                     tsr_config_where(config, "ref_adapter"), config->ref_adapter, what);
 }
 
@@ -49,9 +34,9 @@ static tsr_status compare(const tsr_inputs *inputs)
 {
     const tsr_adapter_set *own = &inputs->adapter.set, *other = &inputs->reference.set;
     char what[512];
-    for (uint64_t i = 0, j = 0; i < own->count || j < other->count; i++, j++) {
+    for (uint64_t i = 0; i < own->count || i < other->count; i++) {
         const tsr_adapter *a = i < own->count ? &own->adapter[i] : NULL;
-        const tsr_adapter *b = j < other->count ? &other->adapter[j] : NULL;
+        const tsr_adapter *b = i < other->count ? &other->adapter[i] : NULL;
         bool more = b && (!a || b->module < a->module);
         if (!a || !b || a->module != b->module)
             snprintf(what, sizeof what,
@@ -59,8 +44,8 @@ static tsr_status compare(const tsr_inputs *inputs)
                      inputs->modules[more ? b->module : a->module].path);
         else if (a->r != b->r || a->scale != b->scale || a->dora != b->dora)
             snprintf(what, sizeof what,
-                     "has rank %" PRIu64 ", scale %g and %s magnitude for %s, the trained one "
-                     "rank %" PRIu64 ", scale %g and %s",
+                     "has rank %" PRIu64 ", scale %g and %s magnitude for %s; the trained one "
+                     "has rank %" PRIu64 ", scale %g and %s",
                      b->r, b->scale, b->dora ? "a" : "no", inputs->modules[b->module].path, a->r,
                      a->scale, a->dora ? "a" : "none");
         else
@@ -69,20 +54,21 @@ static tsr_status compare(const tsr_inputs *inputs)
     }
     if (inputs->reference.trains_head || inputs->reference.trains_embedding ||
         inputs->reference.embedding_rows.count || inputs->reference.head_rows.count)
-        return differs(inputs, "has a table that was trained");
+        return differs(inputs, "trains rows of the embedding or the head");
     return TSR_OK;
 }
 
 tsr_status tsr_inputs_open_reference(tsr_inputs *inputs)
 {
     const tsr_config *config = &inputs->config;
-    if (!tsr_inputs_reference_is_adapter(config) || !inputs->adapter.present)
+    if (!tsr_config_reference(config) || !inputs->adapter.present)
         return TSR_OK;
     TSR_TRY(open_adapter(&inputs->reference, inputs));
     if (tsr_train_adapter_is_principal(&inputs->adapter))
         return tsr_fail(TSR_ECONFIG,
-                        "%s: ref_adapter: %s is of the whole base, but init_lora_weights: %s takes "
-                        "the adapter out of it; leave one of them out",
+                        "%s: ref_adapter: %s was trained on the unchanged base, but "
+                        "init_lora_weights: %s subtracts the first adapter from it; remove one of "
+                        "the two keys",
                         tsr_config_where(config, "ref_adapter"), config->ref_adapter,
                         config->init_lora_weights);
     return compare(inputs);

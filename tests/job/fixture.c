@@ -426,6 +426,30 @@ void job_assert_part(const job_result *whole, const job_result *part, int after,
         fail_msg("%s: the adapter files differ", what);
 }
 
+void job_assert_resumed(const job_result *whole, int saved, const char *before, int resumed,
+                        const char *after)
+{
+    static int number;
+    const job_event stop = {.rank = saved - 1, .stop_after = 2};
+    job_result first, second;
+    char output[32], what[64];
+    snprintf(output, sizeof output, "stopped-%d", ++number);
+    snprintf(what, sizeof what, "saved on %d ranks, resumed on %d", saved, resumed);
+    job_run_in(&first, saved, before, output, &stop);
+    if (first.status != 0 || !first.stopped)
+        fail_msg("%s: not stopped: %s", what, first.message);
+    assert_int_equal(first.step_count, 3);
+    job_run_in(&second, resumed, after, output, NULL);
+    if (second.status != 0)
+        fail_msg("%s: %s", what, second.message);
+    assert_int_equal(second.resumed, 3);
+    assert_int_equal(second.step_count, 3);
+    job_assert_part(whole, &first, 0, false, what);
+    job_assert_part(whole, &second, 3, true, what);
+    job_result_free(&first);
+    job_result_free(&second);
+}
+
 void job_assert_same(const job_result *a, const job_result *b, const char *what)
 {
     assert_numbers(a, b, what);

@@ -99,6 +99,11 @@ void job_result_free(job_result *result);
 void job_assert_part(const job_result *whole, const job_result *part, int after, bool adapter,
                      const char *what);
 
+/* Stops `before` after step 3 of 6 on `saved` ranks and resumes it with `after` on `resumed`: together they must have the bits of
+ * `whole`. */
+void job_assert_resumed(const job_result *whole, int saved, const char *before, int resumed,
+                        const char *after);
+
 /* Fails unless both runs have the same bits: losses, norms, evaluations, adapter file. */
 void job_assert_same(const job_result *a, const job_result *b, const char *what);
 

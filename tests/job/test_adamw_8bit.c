@@ -1,6 +1,6 @@
 /*
- * optim: adamw_8bit: the same bits on any number of ranks, with masters and moments in device or host memory, stopped
- * and gone on with on other ranks; which tensors keep fp32 moments; another optimizer is not what ran.
+ * optim: adamw_8bit: the same bits on any number of ranks, with masters and moments in device or host memory, and resumed on other
+ * ranks; which tensors keep fp32 moments; a resumed run with another optimizer is refused.
  *
  *     test_job_adamw_8bit                        on the CPU
  *     test_job_adamw_8bit BACKEND DTYPE RANKS    on at most RANKS ranks
@@ -38,23 +38,15 @@ static void run(job_result *out, int ranks, const char *config, const char *outp
         fail_msg("%s on %d ranks: %s", output, ranks, out->message);
 }
 
-/* Stopped after step 3 on `saved` ranks, gone on with on `resumed`. */
+/* Stopped on `saved` ranks, resumed on `resumed`, both with `more`. */
 static void check_ranks(const job_result *whole, const char *keys, int saved, int resumed,
                         const char *more)
 {
-    static int number;
-    job_result first, second;
-    char output[32], both[256];
-    snprintf(output, sizeof output, "stopped-%d", ++number);
+    char before[2048], both[256];
+    snprintf(before, sizeof before, "%s", config_text(keys, more));
     snprintf(both, sizeof both, "resume_from_checkpoint: true\n%s", more);
-    run(&first, job_ranks(saved), config_text(keys, more), output, &(job_event){.stop_after = 2});
-    assert_true(first.stopped);
-    run(&second, job_ranks(resumed), config_text(keys, both), output, NULL);
-    assert_int_equal(second.resumed, 3);
-    job_assert_part(whole, &first, 0, false, output);
-    job_assert_part(whole, &second, 3, true, output);
-    job_result_free(&first);
-    job_result_free(&second);
+    job_assert_resumed(whole, job_ranks(saved), before, job_ranks(resumed),
+                       config_text(keys, both));
 }
 
 static void test_dora(void **state)

@@ -220,7 +220,8 @@ static void test_reference(void **state)
     configure_kind(&config, 0, tsr_text_string(&other));
     job_run_in(&wrong, 1, tsr_text_string(&config), "wrong", NULL);
     assert_int_equal(wrong.status, TSR_ECONFIG);
-    assert_non_null(strstr(wrong.message, "which is not trained; a reference has the modules"));
+    assert_non_null(
+        strstr(wrong.message, "which is not trained; a reference adapter needs the same modules"));
     job_result_free(&wrong);
     job_result_free(&first), job_result_free(&goes_on), job_result_free(&same);
     job_result_free(&fresh), job_result_free(&three), job_result_free(&away);

@@ -81,27 +81,14 @@ static const char *resuming(const char *more)
     return config_text(text);
 }
 
-/* Stopped after step 3 on `saved` ranks, gone on with on `resumed`. */
+/* Stopped on `saved` ranks, resumed on `resumed`. */
 static void check_ranks(const job_result *whole, int saved, int resumed, const char *keys,
                         const char *more)
 {
-    job_event stop = {.rank = saved - 1, .stop_after = 2};
-    job_result first, second;
-    static int number;
-    char output[32], what[64], both[512];
-    snprintf(output, sizeof output, "stopped-%d", ++number);
-    snprintf(what, sizeof what, "saved on %d ranks, resumed on %d", saved, resumed);
+    char before[4096], both[512];
+    snprintf(before, sizeof before, "%s", config_text(keys));
     snprintf(both, sizeof both, "%s%s", keys, more);
-    run(&first, saved, config_text(keys), output, &stop);
-    assert_true(first.stopped);
-    assert_int_equal(first.step_count, 3);
-    run(&second, resumed, resuming(both), output, NULL);
-    assert_int_equal(second.resumed, 3);
-    assert_int_equal(second.step_count, 3);
-    job_assert_part(whole, &first, 0, false, what);
-    job_assert_part(whole, &second, 3, true, what);
-    job_result_free(&first);
-    job_result_free(&second);
+    job_assert_resumed(whole, saved, before, resumed, resuming(both));
 }
 
 static void test_ranks(void **state)
