@@ -58,7 +58,7 @@ cmp "$scratch/all/dora/adapter_model.safetensors" "$scratch/apart/dora/adapter_m
 [ "$(grep -c '^adapter ' "$scratch/out")" = 3 ] && grep -q '^all 3 adapters ' "$scratch/out" || wrong "the plan is not of all"
 printf '{"roofs":[{"device":"CPU","copy_bytes_per_s":1e10,"matmul_float32_flops_per_s":1e11}]}' >"$scratch/roofs.json"
 "$program" plan $job --roofs "$scratch/roofs.json" >"$scratch/out" 2>"$scratch/log" || wrong "no plan with roofs"
-grep -q ' 50 steps in turns, about .*; one after the other the same, with the base loaded 3 times' "$scratch/out" || wrong "no time of all"
+grep -q ' 50 steps in turns, about .*; one after the other takes as long, and loads the base 3 times' "$scratch/out" || wrong "no time of all"
 "$program" plan $job --json 2>"$scratch/log" | tr -d ' \n' | grep -q '^\[{.*},{.*},{.*}\]$' || wrong "the plan is no list"
 [ "$("$program" data $job 2>"$scratch/log" | grep -c '^dataset')" -ge 3 ] || wrong "the data are not of all"
 

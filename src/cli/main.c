@@ -278,7 +278,7 @@ static int put_time(tsr_text *out, tsr_run *runs, int count)
     }
     tsr_text_printf(out,
                     "                %" PRId64 " steps in turns, about %.3g %s; one after the "
-                    "other the same, with the base loaded %d times\n",
+                    "other takes as long, and loads the base %d times\n",
                     steps, seconds < 120 ? seconds : seconds / 60, seconds < 120 ? "s" : "min",
                     count);
     return 0;

@@ -385,8 +385,8 @@ static const tsr_key optimizer_keys[] = {
      .help = "LoRA+: the rate of a LoRA of embed_tokens"},
     {"optim", G, TSR_KEY_WORD, AT(optim), optim_words, .flags = TSR_KEY_RESULT,
      .initial = "adamw_torch",
-     .help = "the first three are AdamW with 32-bit state, the others bitsandbytes' with 8-bit "
-             "state, in host memory as optimizer_offload says"},
+     .help = "the first three: AdamW with 32-bit state; the others: bitsandbytes' AdamW with 8-bit "
+             "state"},
     {"adam_beta1", G, TSR_KEY_NUMBER, AT(adam_beta1), .low = 0, .high = 1,
      .flags = TSR_KEY_RESULT | TSR_KEY_HIGH_OPEN, .initial = "0.9",
      .help = "decay of the first moment"},

@@ -50,9 +50,9 @@ const tsr_key tsr_objective_keys[] = {
              "aot, aot_unpaired, and for cpo with sigmoid or simpo"},
     {"ref_adapter", G, TSR_KEY_STRING, AT(ref_adapter), .flags = TSR_KEY_PATH | TSR_KEY_RESULT,
      .none = "null", .initial = "null",
-     .help =
-         "the reference of dpo and kto; null: the model before step 1; base: the model without "
-         "an adapter, even with init_adapter; DIR: with that adapter, of the trained one's shape"},
+     .help = "the reference of dpo and kto; null: the model before step 1; base: the model without "
+             "an adapter, even with init_adapter; DIR: the model with the adapter in DIR, which "
+             "has the trained one's shape"},
     {"answer_begin", G, TSR_KEY_STRING, AT(answer_begin), .flags = TSR_KEY_PATH | TSR_KEY_RESULT,
      .none = "null", .initial = "null",
      .help = "the text that ends the prompt in rows of text without one, such as "

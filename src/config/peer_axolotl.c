@@ -267,7 +267,7 @@ static const tsr_peer_converted converted[] = {
     {"lora_target_modules", "lora_target_modules", convert_targets,
      "with `lora_target_linear: true`: all-linear"},
     {"optimizer", "optim", tsr_peers_convert_optimizer,
-     "adamw_8bit as bitsandbytes has it; every other AdamW: adamw_torch, 32-bit state"},
+     "bitsandbytes' 8-bit AdamW: the same; any other AdamW: adamw_torch, 32-bit state"},
     {"lr_scheduler", "lr_scheduler_type", convert_scheduler,
      "with `cosine_min_lr_ratio`: cosine_with_min_lr"},
     {"cosine_min_lr_ratio", "lr_scheduler_kwargs", convert_min_lr, "min_lr_rate"},

@@ -88,7 +88,7 @@ static const tsr_peer_converted converted[] = {
     {"datasets", "dataset", convert_datasets, "a map each: path, name, split, fraction (weight)"},
     {"test_split_size", "validation_split", tsr_peers_convert_share, ""},
     {"optim", "optim", tsr_peers_convert_optimizer,
-     "adamw_8bit as bitsandbytes has it; every other AdamW: adamw_torch, 32-bit state"},
+     "bitsandbytes' 8-bit AdamW: the same; any other AdamW: adamw_torch, 32-bit state"},
     {"report_to", "report_to", convert_report_to, "others than tensorboard are not written to"},
     {"num_processes", NULL, tsr_peers_convert_processes, "start as many ranks"},
     {0},

@@ -104,8 +104,8 @@ tsr_status tsr_fp8_check_scales(const float *values, uint64_t count, const tsr_t
     for (uint64_t i = 0; i < count; i++)
         if (!(fabsf(values[i]) <= 0x1.fcp127f / 448))
             return tsr_fail(TSR_EDATA,
-                            "%s: tensor '%s' has a scale of %g, with which weights in e4m3 are not "
-                            "finite",
+                            "%s: tensor '%s' has the scale %g; expected a finite one with which "
+                            "every weight is finite in bf16; is the file damaged?",
                             tsr_safetensors_path(scales->file), scales->name, (double)values[i]);
     return TSR_OK;
 }

@@ -4,8 +4,7 @@
  *     adapter_model.safetensors, adapter_config.json, README.md     rank 0; as at the end of a run
  *     state-00001-of-00003.safetensors ...     each rank of the first shard group: what it owns of
  *                                              each tensor's master, exp_avg and exp_avg_sq, fp32;
- *                                              of 8-bit moments their codes, and each block's
- *                                              absmax of both
+ *                                              8-bit moments as codes and absmax
  *     router_bias.safetensors                  rank 0, where routers have biases of their own
  *     reference.safetensors                    rank 0, of an objective with a reference: its sums
  *     matmuls.txt                              rank 0, where matmuls are chosen

@@ -12,12 +12,12 @@
  *     p = (p + -f(lr c2 / c1) * (m / (sqrt(v) + f(c2) * f(eps)))) * f(1 - lr wd)
  *         c1 = 1 - b1^t, c2 = sqrt(1 - b2^t)
  *     absmax = the largest magnitude of the block; code = the map's entry nearest to m / absmax, the lower one of a tie
- * and where the entry's sign bit is not that of m, the next entry on its side of 0: a small negative m is never
- * 0, a positive one may be. The parameter moves by the moments before they are rounded, and the weight decays
- * after that, unlike in adamw.h.
+ * If the sign bits of that entry and m differ, the next entry on m's side of 0 is taken: a small negative m never becomes
+ * 0, a small positive one may. The parameter moves by the moments before they are encoded, and weight decay follows the
+ * update, unlike in adamw.h.
  *
- * Codes and absmax begin as zeros. A block that is cut gives other bits: a count with absmax is a multiple of
- * the block.
+ * Codes and absmax start as zeros. Cutting a block would change its bits, so the count of a span with absmax is a multiple
+ * of TSR_ADAMW_BLOCK.
  */
 #ifndef TSR_KERNELS_ADAMW_8BIT_H
 #define TSR_KERNELS_ADAMW_8BIT_H

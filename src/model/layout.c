@@ -540,7 +540,7 @@ static uint64_t whole_elements(const tsr_layout *layout, const tsr_layout_unit *
     return rows * s->stored_columns * (s->stack ? s->stack : 1);
 }
 
-/* As Transformers sets bitsandbytes up: what an embedding trains whole keeps fp32 moments, however large. */
+/* A whole trained embedding keeps fp32 moments at any size: Transformers overrides bitsandbytes there. */
 static void code_moments(tsr_layout *layout)
 {
     for (int u = 0; u < layout->unit_count; u++) {

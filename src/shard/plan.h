@@ -168,7 +168,7 @@ typedef enum {
 typedef struct {
     uint8_t after;
     uint8_t stage;          /* the next one of the ring */
-    uint8_t comm_behind;    /* the last so many parts of an update no op on comm has waited for */
+    uint8_t comm_behind;    /* trailing parts of the last update that comm has not waited for */
     uint8_t compute_behind; /* likewise on compute, where trainable parts are read in place */
     int16_t unit[TSR_SLOTS_MAX]; /* occupant of each slot, -1: none */
     /* compute has waited for what comm, and for what h2d, put there last */
@@ -266,7 +266,7 @@ typedef struct {
 /* A chunk of the optimizer's state; chunk -1: all of it. */
 tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk);
 
-/* The part of the update that a chunk (-1: all) belongs to; and the one after which all of a unit's trainable part is updated. */
+/* The part of the update that updates a chunk (-1: all of them), and the one that completes a unit. */
 int tsr_plan_chunk_part(const tsr_plan *plan, int chunk);
 int tsr_plan_unit_part(const tsr_plan *plan, int unit);
 
