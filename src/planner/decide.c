@@ -175,13 +175,15 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
 }
 
 /* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it
- * is, and a step has at most 64 chunks; never so small that issuing them is all that takes time. */
-static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout)
+ * is, and a step has at most 64 chunks; with 8-bit moments, half the bytes, a 32nd, or copies would be too small for a
+ * bus; never so small that issuing them is all that takes time. */
+static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout,
+                               tsr_config_optim optim)
 {
-    uint64_t owned = 0, least = 1 << 14;
+    uint64_t owned = 0, least = 1 << 14, chunks = optim == TSR_CONFIG_OPTIM_ADAMW_8BIT ? 32 : 64;
     for (int i = 0; i < layout->plan_unit_count; i++)
         owned += d->units[i].trainable.gradient_count;
-    uint64_t chunk = tsr_align_up((owned + 63) / 64, TSR_GRANULE_ELEMENTS);
+    uint64_t chunk = tsr_align_up(tsr_ceil_div(owned, chunks), TSR_GRANULE_ELEMENTS);
     return chunk > least ? chunk : least;
 }
 
@@ -233,7 +235,7 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .more_words = tsr_decision_loads(d, layout) +
                                               (d->model.objective ? TSR_PREFERENCE_WORDS : 0)};
     if (d->state_offloaded)
-        options.chunk_elements = chunk_elements(d, layout);
+        options.chunk_elements = chunk_elements(d, layout, inputs->config.optim);
     TSR_TRY(tsr_plan_outline(&d->plan, &options));
     TSR_TRY(tsr_store_make(&d->store, d->plan, view->rank % d->group));
     tsr_taker taker = {.plan = &d->memory};
