@@ -5,7 +5,6 @@
  *          and rows are gridDim.y apart. Rows whose length or place is no multiple of 16 bytes go code by code.
  * Cost     1 byte read and 2 (bf16) written an element: a weight of 4096 x 14336 in 58 us at 3 TB/s.
  */
-#include "kernels/byte_decode.h"
 #include "kernels/cuda.cuh"
 
 #define THREADS 256
