@@ -29,7 +29,8 @@ static tsr_status check_options(const tsr_executor_options *o)
     for (int u = 0; u < plan->unit_count; u++)
         norm |= plan->units[u].has_norm;
     if (!c->compute || !c->tally || (norm && !c->norm) || (saves && !c->saved) ||
-        (plan->train && (!c->grad_norm || !c->optim || !o->gradient_overflow)))
+        (plan->train && !plan->mixed && (!c->grad_norm || !c->optim || !o->gradient_overflow)) ||
+        plan->mixed != (o->owner_count > 0))
         return tsr_fail(TSR_EINVAL, "a callback of the executor is missing, or where it tells of "
                                     "gradients that do not fit");
     return TSR_OK;
@@ -93,8 +94,43 @@ static tsr_status make_all_ranges(tsr_executor *executor)
     return TSR_OK;
 }
 
+/* Where segment `i` of a unit has its sums; number: of those before it how many are the same adapter's. */
+static tsr_status place_sums(tsr_fixed_part *out, const tsr_executor *executor, int unit, int i,
+                             int number)
+{
+    const tsr_segment *s = &executor->plan->options.units[unit].trainable.segment[i];
+    if (!executor->options.owner_count) {
+        *out = tsr_trainable_part(&executor->options.store->trainable, unit, i);
+        return TSR_OK;
+    }
+    const tsr_trainable *its = s->adapter < executor->options.owner_count
+                                   ? &executor->options.owner[s->adapter].store->trainable
+                                   : NULL;
+    const tsr_unit_part *part = its && unit < its->unit_count ? &its->units[unit].trainable : NULL;
+    if (!part || number >= part->segment_count ||
+        part->segment[number].element_count != s->element_count ||
+        part->segment[number].gradient_count != s->gradient_count)
+        return tsr_fail(TSR_EINTERNAL, "adapter %d has no tensor %d of unit %d like %s", s->adapter,
+                        number, unit, s->name);
+    *out = tsr_trainable_part(its, unit, number);
+    return TSR_OK;
+}
+
+/* A segment goes on with the last run of its unit, or begins another. */
+static void add_to_run(tsr_executor *executor, int unit, int i, uint64_t part)
+{
+    const tsr_segment *s = &executor->plan->options.units[unit].trainable.segment[i];
+    uint64_t *end = &executor->run_at[unit + 1];
+    int owner = executor->options.owner_count ? s->adapter : -1;
+    if (*end == executor->run_at[unit] || executor->run[*end - 1].owner != owner)
+        executor->run[(*end)++] =
+            (tsr_sum_run){.owner = owner, .first = part, .offset = s->gradient_offset};
+    executor->run[*end - 1].count++;
+    executor->run[*end - 1].elements += s->gradient_count;
+}
+
 /* What REDUCE of a unit exchanges and sums. */
-static void make_parts_of(tsr_executor *executor, int unit)
+static tsr_status make_parts_of(tsr_executor *executor, int unit)
 {
     const tsr_store *store = executor->options.store;
     const tsr_unit_part *part = &executor->plan->options.units[unit].trainable;
@@ -102,8 +138,13 @@ static void make_parts_of(tsr_executor *executor, int unit)
     uint64_t first = executor->part_at[unit];
     int buffers = executor->plan->gradient_buffers;
     tsr_exchange_range *piece = executor->piece + first * (uint64_t)buffers;
-    for (int i = 0; i < part->segment_count; i++)
-        executor->part[first + (uint64_t)i] = tsr_trainable_part(&store->trainable, unit, i);
+    for (int i = 0; i < part->segment_count; i++) {
+        int before = 0;
+        for (int k = 0; k < i; k++)
+            before += part->segment[k].adapter == part->segment[i].adapter;
+        TSR_TRY(place_sums(&executor->part[first + (uint64_t)i], executor, unit, i, before));
+        add_to_run(executor, unit, i, first + (uint64_t)i);
+    }
     for (int buffer = 0; buffer < buffers; buffer++)
         for (int i = 0; i < part->segment_count; i++) {
             const tsr_segment *s = &part->segment[i];
@@ -112,13 +153,15 @@ static void make_parts_of(tsr_executor *executor, int unit)
                 .receive = store->received + tsr_unit_received_at(s, ranks),
                 .bytes = s->gradient_count * sizeof(float)};
         }
+    return TSR_OK;
 }
 
 static tsr_status make_parts(tsr_executor *executor)
 {
     const tsr_plan_options *o = &executor->plan->options;
     executor->part_at = calloc((size_t)o->unit_count + 1, sizeof *executor->part_at);
-    if (!executor->part_at)
+    executor->run_at = calloc((size_t)o->unit_count + 1, sizeof *executor->run_at);
+    if (!executor->part_at || !executor->run_at)
         return tsr_fail(TSR_ENOMEM, "no memory for the parts of %d units", o->unit_count);
     for (int u = 0; u < o->unit_count; u++) {
         int count = o->train ? o->units[u].trainable.segment_count : 0;
@@ -126,12 +169,16 @@ static tsr_status make_parts(tsr_executor *executor)
     }
     size_t count = executor->part_at[o->unit_count];
     executor->part = calloc(count + 1, sizeof *executor->part);
+    executor->run = calloc(count + 1, sizeof *executor->run);
     executor->piece =
         calloc((size_t)executor->plan->gradient_buffers * count + 1, sizeof *executor->piece);
-    if (!executor->part || !executor->piece)
+    if (!executor->part || !executor->run || !executor->piece)
         return tsr_fail(TSR_ENOMEM, "no memory for the parts of %zu tensors", count);
-    for (int u = 0; u < o->unit_count && o->train; u++)
-        make_parts_of(executor, u);
+    for (int u = 0; u < o->unit_count; u++) {
+        executor->run_at[u + 1] = executor->run_at[u];
+        if (o->train)
+            TSR_TRY(make_parts_of(executor, u));
+    }
     return TSR_OK;
 }
 
@@ -199,6 +246,8 @@ void tsr_executor_destroy(tsr_executor *executor)
     free(executor->part);
     free(executor->piece);
     free(executor->part_at);
+    free(executor->run);
+    free(executor->run_at);
     free(executor->log);
     free(executor);
 }

@@ -100,8 +100,19 @@ typedef struct {
     double issue, start, end;
 } tsr_op_record;
 
+/* Who has the sums of one adapter's gradients, of a mixed plan (shard/plan.h). Its plan has the units of this one, of whose
+ * trainable parts it has the segments with its number, in their order. */
 typedef struct {
-    tsr_store *store; /* with its memory; borrowed */
+    const tsr_store *store;     /* with its memory; borrowed */
+    int64_t *gradient_overflow; /* as in the options, in the numbers of that store */
+    uint64_t contributions;     /* likewise */
+    const bool *begins; /* read when a micro-batch is issued: its sums overwrite what there is */
+} tsr_executor_owner;
+
+typedef struct {
+    tsr_store *store;                /* with its memory; borrowed */
+    const tsr_executor_owner *owner; /* [owner_count], of a mixed plan; borrowed */
+    int owner_count;
     tsr_device *device;
     const tsr_streams *streams;        /* borrowed */
     tsr_comm *world, *shard, *replica; /* of the device's memory; borrowed; replica may be NULL with

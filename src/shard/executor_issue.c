@@ -199,6 +199,48 @@ static tsr_status sum_parts(const tsr_executor *executor, tsr_stream *stream,
     return TSR_OK;
 }
 
+/* Where the sums of a run are, and the first of a unit's. */
+static int64_t *sums_of(const tsr_executor *executor, const tsr_sum_run *run, int unit)
+{
+    const tsr_store *store =
+        run->owner < 0 ? executor->options.store : executor->options.owner[run->owner].store;
+    return store->trainable.accumulator + store->trainable.begin[unit];
+}
+
+/* Whether they begin with this micro-batch. */
+static bool begins(const tsr_executor *executor, const tsr_sum_run *run)
+{
+    return run->owner < 0 ? executor->train_batches == 0
+                          : *executor->options.owner[run->owner].begins;
+}
+
+/* A run's gradients into their owner's sums, or those of this replica into `partial`. */
+static tsr_status sum_run(tsr_executor *executor, const tsr_plan_op *op, const tsr_sum_run *run)
+{
+    const tsr_executor_options *e = &executor->options;
+    const tsr_store *store = e->store;
+    const tsr_executor_owner *owner = run->owner < 0 ? NULL : &e->owner[run->owner];
+    const tsr_fixed_part *part = executor->part + run->first;
+    uint64_t ranks = (uint64_t)executor->plan->options.ranks;
+    uint64_t ahead = run->offset - part->offset; /* no adapter's tensor is further on than here */
+    uint64_t contributions = owner ? owner->contributions : e->contributions;
+    bool replicas = executor->plan->options.replicas > 1;
+    return sum_parts(
+        executor, stream_of(executor, op),
+        (tsr_fixed_sum_args){
+            .accumulator = replicas ? store->partial + ahead : sums_of(executor, run, op->unit),
+            .gradient = tsr_store_gradient(store, op->buffer) + ranks * ahead,
+            .received = store->received ? store->received + (ranks - 1) * ahead : NULL,
+            .part = part,
+            .ranks = ranks,
+            .rank = (uint64_t)store->rank,
+            .shift = e->gradient_shift,
+            .limit = tsr_fixed_limit(e->gradient_shift, contributions ? contributions : 1),
+            .store = replicas || begins(executor, run),
+            .overflow = owner ? owner->gradient_overflow : e->gradient_overflow},
+        run->count);
+}
+
 /* The owner takes its part from all ranks of the shard group and sums it, with what earlier
  * micro-batches left; the first one of a step overwrites that. With replicas the sums of one
  * micro-batch go over these before they are added. */
@@ -206,37 +248,28 @@ static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
 {
     const tsr_executor_options *e = &executor->options;
     const tsr_plan_options *o = &executor->plan->options;
-    const tsr_store *store = e->store;
     tsr_stream *stream = stream_of(executor, op);
     const tsr_unit_part *unit = &o->units[op->unit].trainable;
-    uint64_t first = executor->part_at[op->unit];
-    uint64_t piece = first * (uint64_t)executor->plan->gradient_buffers +
+    uint64_t piece = executor->part_at[op->unit] * (uint64_t)executor->plan->gradient_buffers +
                      (uint64_t)(op->buffer * unit->segment_count);
-    int64_t *sums = store->trainable.accumulator + store->trainable.begin[op->unit];
-    bool begins = executor->train_batches == 0, replicas = o->replicas > 1;
+    const tsr_sum_run *run = executor->run + executor->run_at[op->unit];
+    const tsr_sum_run *end = executor->run + executor->run_at[op->unit + 1];
     if (o->ranks > 1)
         TSR_TRY(tsr_comm_exchange(e->shard, stream, executor->piece + piece, unit->segment_count));
-    TSR_TRY(sum_parts(
-        executor, stream,
-        (tsr_fixed_sum_args){
-            .accumulator = replicas ? store->partial : sums,
-            .gradient = tsr_store_gradient(store, op->buffer),
-            .received = store->received,
-            .part = executor->part + first,
-            .ranks = (uint64_t)o->ranks,
-            .rank = (uint64_t)store->rank,
-            .shift = e->gradient_shift,
-            .limit = tsr_fixed_limit(e->gradient_shift, e->contributions ? e->contributions : 1),
-            .store = replicas || begins,
-            .overflow = e->gradient_overflow},
-        unit->segment_count));
-    if (!replicas)
+    for (const tsr_sum_run *r = run; r < end; r++)
+        TSR_TRY(sum_run(executor, op, r));
+    if (o->replicas == 1)
         return TSR_OK;
-    TSR_TRY(tsr_comm_all_reduce(e->replica, stream, store->partial, unit->gradient_count, TSR_SUM));
-    return e->kernels->fixed_add(stream, &(tsr_fixed_add_args){.accumulator = sums,
-                                                               .part = store->partial,
-                                                               .count = unit->gradient_count,
-                                                               .store = begins});
+    TSR_TRY(
+        tsr_comm_all_reduce(e->replica, stream, e->store->partial, unit->gradient_count, TSR_SUM));
+    for (const tsr_sum_run *r = run; r < end; r++)
+        TSR_TRY(e->kernels->fixed_add(
+            stream, &(tsr_fixed_add_args){.accumulator = sums_of(executor, r, op->unit) +
+                                                         executor->part[r->first].offset,
+                                          .part = e->store->partial + r->offset,
+                                          .count = r->elements,
+                                          .store = begins(executor, r)}));
+    return TSR_OK;
 }
 
 /* The word begins with the host's flags. Their place is free again when the word is read. */

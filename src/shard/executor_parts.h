@@ -61,6 +61,14 @@ tsr_status tsr_marks_read(tsr_executor *executor, uint64_t until);
 
 /* ---- the executor ---- */
 
+/* Segments of a unit that follow each other and whose sums are in the same store. */
+typedef struct {
+    int owner;      /* of options.owner; -1: it is this executor's store */
+    uint64_t first; /* of executor->part, which have their places in that store */
+    int count;
+    uint64_t offset, elements; /* of one rank, in this unit's gradient layout */
+} tsr_sum_run;
+
 struct tsr_executor {
     tsr_executor_options options;
     const tsr_plan *plan;
@@ -75,6 +83,8 @@ struct tsr_executor {
     tsr_fixed_part *part;              /* of all trainable segments, unit after unit */
     tsr_exchange_range *piece;         /* [gradient_buffers] for each of these, by unit */
     uint64_t *part_at;                 /* [unit_count + 1]: first of a unit's parts */
+    tsr_sum_run *run;                  /* of all units, in their order */
+    uint64_t *run_at;                  /* [unit_count + 1] */
     bool failed;
     tsr_error error; /* of the first failure */
     /* The host's view, as of what was issued. */

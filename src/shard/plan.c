@@ -223,7 +223,9 @@ static bool may_follow(const tsr_plan *plan, tsr_after after, tsr_program_kind k
     case TSR_PROGRAM_EVAL_NEXT:
         return after == TSR_AFTER_EVAL || after == TSR_AFTER_TALLY;
     case TSR_PROGRAM_STEP_END:
-        return after == TSR_AFTER_TRAIN;
+        return after == TSR_AFTER_TRAIN ||
+               (plan->options.ends_alone &&
+                (after == TSR_AFTER_UPDATE || after == TSR_AFTER_TALLY));
     case TSR_PROGRAM_EVAL_END:
         return after == TSR_AFTER_EVAL;
     default:

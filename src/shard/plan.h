@@ -216,6 +216,9 @@ typedef struct {
      * elements. 0: the state lives on the device. */
     uint64_t chunk_elements;
     uint64_t more_words; /* of the control word, beside TSR_WORD_COUNT */
+    /* Micro-batches of several adapters run in a plan of their own, `mixed`, which has neither masters nor moments nor sums:
+     * those are each adapter's, in whose plan, `ends_alone`, a step's end may follow the prologue. */
+    bool mixed, ends_alone;
 } tsr_plan_options;
 
 typedef struct {

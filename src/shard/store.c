@@ -145,7 +145,8 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     TSR_TRY(walk_homes(store, taker));
     taker->use = TSR_BUFFER_OWN;
     TSR_TRY(walk_kept(store, taker));
-    TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train, place));
+    bool kept = plan->options.train && !plan->options.mixed;
+    TSR_TRY(tsr_trainable_walk(&store->trainable, taker, kept, place));
     taker->use = TSR_BUFFER_SCRATCH;
     TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state",
                       "a chunk of master, m and v, on the device for its update",

@@ -37,6 +37,7 @@ typedef struct {
     uint64_t element_count; /* of a trainable tensor, without padding; 0: whole granules */
     bool
         coded; /* a trainable tensor's moments are codes of 8 bits (kernels/adamw_8bit.h), else fp32 */
+    int adapter; /* a trainable tensor's: which of the executor's owners has its sums, if it has some */
     /* Filled by tsr_unit_lay_out. */
     uint64_t per_rank;                        /* c */
     uint64_t gathered_offset, gathered_bytes; /* in the gathered part: ranks * c * granule_bytes */
