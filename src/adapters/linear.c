@@ -1,4 +1,5 @@
 #include "adapters/linear_fp8.h"
+#include "adapters/linear_parts.h"
 
 /* C[m, n] = alpha op(A) op(B) + beta C, dense. */
 static tsr_status matmul(const tsr_linear_context *context, tsr_gemm_args args)
@@ -55,8 +56,8 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
 
 static bool merges(const tsr_linear_context *context, const tsr_linear *linear)
 {
-    return tsr_linear_merges(context->dtype, context->fp8.on, !linear->weight.data, linear->in,
-                             linear->r);
+    return !linear->apart && tsr_linear_merges(context->dtype, context->fp8.on,
+                                               !linear->weight.data, linear->in, linear->r);
 }
 
 tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
@@ -112,8 +113,9 @@ static tsr_status merged_weight(const void **out, const tsr_linear_context *cont
 }
 
 /* y [T, rows] = alpha x [T, columns] w^T + beta y, w [rows, columns]. */
-static tsr_status project(const tsr_linear_context *context, void *y, const void *x, const void *w,
-                          uint64_t rows, uint64_t columns, float alpha, float beta)
+tsr_status tsr_linear_project(const tsr_linear_context *context, void *y, const void *x,
+                              const void *w, uint64_t rows, uint64_t columns, float alpha,
+                              float beta)
 {
     return matmul(context, (tsr_gemm_args){.m = context->tokens,
                                            .n = (int64_t)rows,
@@ -128,9 +130,9 @@ static tsr_status project(const tsr_linear_context *context, void *y, const void
 }
 
 /* dx [T, columns] = alpha dy [T, rows] w + beta dx: the gradient of project's x. */
-static tsr_status project_back(const tsr_linear_context *context, void *dx, const void *dy,
-                               const void *w, uint64_t rows, uint64_t columns, float alpha,
-                               float beta)
+tsr_status tsr_linear_project_back(const tsr_linear_context *context, void *dx, const void *dy,
+                                   const void *w, uint64_t rows, uint64_t columns, float alpha,
+                                   float beta)
 {
     return matmul(context, (tsr_gemm_args){.m = context->tokens,
                                            .n = (int64_t)columns,
@@ -146,8 +148,8 @@ static tsr_status project_back(const tsr_linear_context *context, void *dx, cons
 static const tsr_fp8_rows not_made;
 
 /* The base's weight for one of its matmuls, forward or backward; in fp8 in context->fp8. */
-static tsr_status base_weight(const void **w, const tsr_linear_context *context,
-                              const tsr_linear *linear, bool backward, tsr_fp8_rows made)
+tsr_status tsr_linear_base_weight(const void **w, const tsr_linear_context *context,
+                                  const tsr_linear *linear, bool backward, tsr_fp8_rows made)
 {
     tsr_nf4_dequant_args codes = codes_of(context, linear);
     *w = NULL;
@@ -178,22 +180,22 @@ static tsr_status norm_weight(const void **w, const tsr_linear_context *context,
 }
 
 /* z = W x + beta z. */
-static tsr_status base_forward(const tsr_linear_context *context, const tsr_linear *linear, void *z,
-                               const void *x, const void *w, float beta)
+tsr_status tsr_linear_base_forward(const tsr_linear_context *context, const tsr_linear *linear,
+                                   void *z, const void *x, const void *w, float beta)
 {
     if (context->fp8.on) /* of the x that was put there last */
         return tsr_linear_fp8_forward(context, linear, z, beta);
-    return project(context, z, x, w, linear->out, linear->in, 1, beta);
+    return tsr_linear_project(context, z, x, w, linear->out, linear->in, 1, beta);
 }
 
 /* dx = W^T dz + beta dx. */
-static tsr_status base_backward(const tsr_linear_context *context, const tsr_linear *linear,
-                                void *dx, const void *dz, const void *w, float beta,
-                                tsr_fp8_rows made)
+tsr_status tsr_linear_base_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                                    void *dx, const void *dz, const void *w, float beta,
+                                    tsr_fp8_rows made)
 {
     if (context->fp8.on)
         return tsr_linear_fp8_backward(context, linear, dx, dz, beta, made);
-    return project_back(context, dx, dz, w, linear->out, linear->in, 1, beta);
+    return tsr_linear_project_back(context, dx, dz, w, linear->out, linear->in, 1, beta);
 }
 
 /* dw [rows, columns] fp32 = dy^T x: the gradient of project's w. */
@@ -272,9 +274,9 @@ static tsr_status outer_backward(const tsr_linear_context *context, const tsr_li
 
 /* da and db of dy, the gradient of scale B A x; and d_low, where dx or they need it. gradients->low is of
  * this x. */
-static tsr_status adapter_backward(const tsr_linear_context *context, const tsr_linear *linear,
-                                   const tsr_linear_gradients *gradients, const void *dy,
-                                   const void *x, float scale)
+tsr_status tsr_linear_adapter_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                                       const tsr_linear_gradients *gradients, const void *dy,
+                                       const void *x, float scale)
 {
     uint64_t out = linear->out, in = linear->in, r = linear->r;
     const void *low = gradients->low ? gradients->low : context->low;
@@ -284,10 +286,10 @@ static tsr_status adapter_backward(const tsr_linear_context *context, const tsr_
         TSR_TRY(outer_backward(context, linear, gradients, dy, x, scale));
         if (graph->merged || !gradients->dx)
             return TSR_OK;
-        return project_back(context, context->d_low, dy, linear->b, out, r, scale, 0);
+        return tsr_linear_project_back(context, context->d_low, dy, linear->b, out, r, scale, 0);
     }
     if (!gradients->low)
-        TSR_TRY(project(context, context->low, x, linear->a, r, in, 1, 0));
+        TSR_TRY(tsr_linear_project(context, context->low, x, linear->a, r, in, 1, 0));
     TSR_TRY(low_rank_backward(context, linear, gradients->db, dy, low, scale, choice.once));
     return outer(context, gradients->da, context->d_low, x, r, in);
 }
@@ -302,9 +304,9 @@ static tsr_dropout_args mask_of(const tsr_linear_context *context, const tsr_lin
                               .dtype = context->dtype};
 }
 
-/* out = drop(x), or out += that. */
-static tsr_status drop(const tsr_linear_context *context, const tsr_linear *linear, void *out,
-                       const void *x, bool add)
+/* out = tsr_linear_drop(x), or out += that. */
+tsr_status tsr_linear_drop(const tsr_linear_context *context, const tsr_linear *linear, void *out,
+                           const void *x, bool add)
 {
     tsr_dropout_args args = mask_of(context, linear);
     args.out = out;
@@ -320,10 +322,11 @@ static tsr_status forward_composed(const tsr_linear_context *context, const tsr_
     const void *xd = context->dropped;
     int64_t in = (int64_t)linear->in, out = (int64_t)linear->out;
     TSR_TRY(tsr_linear_input(context, xd, in));
-    TSR_TRY(base_forward(context, linear, z, xd, w, 0));
+    TSR_TRY(tsr_linear_base_forward(context, linear, z, xd, w, 0));
     TSR_TRY(tsr_linear_input(context, x, in)); /* as it was: others read x too */
-    TSR_TRY(base_forward(context, linear, y, x, w, 0));
-    TSR_TRY(project(context, context->lora, low, linear->b, linear->out, linear->r, 1, 0));
+    TSR_TRY(tsr_linear_base_forward(context, linear, y, x, w, 0));
+    TSR_TRY(
+        tsr_linear_project(context, context->lora, low, linear->b, linear->out, linear->r, 1, 0));
     return context->kernels->compose(context->stream,
                                      &(tsr_compose_args){.base = y,
                                                          .base_dropped = z,
@@ -350,9 +353,9 @@ static tsr_status forward_composed_merged(const tsr_linear_context *context,
     split.left = context->d_dropped;
     TSR_TRY(merged_weight(&w, context, linear, linear->norm, false));
     TSR_TRY(context->kernels->dropout(context->stream, &split));
-    TSR_TRY(project(context, z, split.out, w, linear->out, linear->in, 1, 0));
+    TSR_TRY(tsr_linear_project(context, z, split.out, w, linear->out, linear->in, 1, 0));
     TSR_TRY(tsr_linear_weight(&w, context, linear));
-    TSR_TRY(project(context, y, split.left, w, linear->out, linear->in, 1, 0));
+    TSR_TRY(tsr_linear_project(context, y, split.left, w, linear->out, linear->in, 1, 0));
     return context->kernels->compose_merged(context->stream,
                                             &(tsr_compose_merged_args){.base = y,
                                                                        .inner = z,
@@ -369,32 +372,35 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
 {
     const void *w, *input = x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
+    if (linear->range_count)
+        return tsr_linear_mixed_forward(context, linear, x, z, low);
     bool merged = tsr_graph_table[choice_of(context, linear, false).graph].merged;
     if (merged && tsr_linear_composes(linear))
         return forward_composed_merged(context, linear, x, z, y);
     if (merged || linear->norm)
         TSR_TRY(merged_weight(&w, context, linear, linear->norm, !merged));
     else
-        TSR_TRY(base_weight(&w, context, linear, false, not_made));
+        TSR_TRY(tsr_linear_base_weight(&w, context, linear, false, not_made));
     if (merged)
-        return project(context, z, x, w, out, in, 1, 0);
+        return tsr_linear_project(context, z, x, w, out, in, 1, 0);
     if (r && linear->drops) {
-        TSR_TRY(drop(context, linear, context->dropped, x, false));
+        TSR_TRY(tsr_linear_drop(context, linear, context->dropped, x, false));
         input = context->dropped;
     }
     low = low ? low : context->low;
     if (r)
-        TSR_TRY(project(context, low, input, linear->a, r, in, 1, 0));
+        TSR_TRY(tsr_linear_project(context, low, input, linear->a, r, in, 1, 0));
     if (!tsr_linear_composes(linear)) {
         /* The small product first: what is rounded to the compute dtype in between is not W x. */
         if (r)
-            TSR_TRY(project(context, z, low, linear->b, out, r, (float)linear->scale, 0));
-        return base_forward(context, linear, z, x, w, r > 0);
+            TSR_TRY(
+                tsr_linear_project(context, z, low, linear->b, out, r, (float)linear->scale, 0));
+        return tsr_linear_base_forward(context, linear, z, x, w, r > 0);
     }
     return forward_composed(context, linear, x, w, z, y, low);
 }
 
-/* DoRA with dropout: dx += W^T dy + drop(W^T d_base_dropped + A^T B^T d_lora). */
+/* DoRA with dropout: dx += W^T dy + tsr_linear_drop(W^T d_base_dropped + A^T B^T d_lora). */
 static tsr_status backward_composed(const tsr_linear_context *context, const tsr_linear *linear,
                                     const tsr_linear_gradients *gradients)
 {
@@ -413,16 +419,19 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
                                                       .d = (int64_t)out,
                                                       .scale = (float)linear->scale,
                                                       .dtype = context->dtype}));
-    TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
-    TSR_TRY(adapter_backward(context, linear, gradients, context->lora, context->dropped, 1));
+    TSR_TRY(tsr_linear_drop(context, linear, context->dropped, gradients->x, false));
+    TSR_TRY(tsr_linear_adapter_backward(context, linear, gradients, context->lora, context->dropped,
+                                        1));
     if (!gradients->dx)
         return TSR_OK;
-    TSR_TRY(base_weight(&w, context, linear, true, not_made));
-    TSR_TRY(
-        base_backward(context, linear, gradients->dx, gradients->dz, w, gradients->add, not_made));
-    TSR_TRY(base_backward(context, linear, context->d_dropped, gradients->z, w, 0, not_made));
-    TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 1));
-    return drop(context, linear, gradients->dx, context->d_dropped, true);
+    TSR_TRY(tsr_linear_base_weight(&w, context, linear, true, not_made));
+    TSR_TRY(tsr_linear_base_backward(context, linear, gradients->dx, gradients->dz, w,
+                                     gradients->add, not_made));
+    TSR_TRY(tsr_linear_base_backward(context, linear, context->d_dropped, gradients->z, w, 0,
+                                     not_made));
+    TSR_TRY(tsr_linear_project_back(context, context->d_dropped, context->d_low, linear->a, r, in,
+                                    1, 1));
+    return tsr_linear_drop(context, linear, gradients->dx, context->d_dropped, true);
 }
 
 tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
@@ -430,33 +439,37 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
 {
     const void *w, *input = gradients->x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
+    if (linear->range_count)
+        return tsr_linear_mixed_backward(context, linear, gradients);
     if (tsr_linear_composes(linear))
         return backward_composed(context, linear, gradients);
     if (r) {
         if (linear->drops) {
-            TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
+            TSR_TRY(tsr_linear_drop(context, linear, context->dropped, gradients->x, false));
             input = context->dropped;
         }
-        TSR_TRY(adapter_backward(context, linear, gradients, gradients->dz, input,
-                                 (float)linear->scale));
+        TSR_TRY(tsr_linear_adapter_backward(context, linear, gradients, gradients->dz, input,
+                                            (float)linear->scale));
     }
     if (!gradients->dx)
         return TSR_OK;
     if (tsr_graph_table[choice_of(context, linear, true).graph].merged) {
         TSR_TRY(merged_weight(&w, context, linear, NULL, false));
-        return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
+        return tsr_linear_project_back(context, gradients->dx, gradients->dz, w, out, in, 1,
+                                       gradients->add);
     }
-    TSR_TRY(base_weight(&w, context, linear, true, gradients->dz8));
+    TSR_TRY(tsr_linear_base_weight(&w, context, linear, true, gradients->dz8));
     bool small_first = r && !linear->drops;
     if (small_first)
-        TSR_TRY(project_back(context, gradients->dx, context->d_low, linear->a, r, in, 1,
-                             gradients->add));
-    TSR_TRY(base_backward(context, linear, gradients->dx, gradients->dz, w,
-                          gradients->add || small_first, gradients->dz8));
+        TSR_TRY(tsr_linear_project_back(context, gradients->dx, context->d_low, linear->a, r, in, 1,
+                                        gradients->add));
+    TSR_TRY(tsr_linear_base_backward(context, linear, gradients->dx, gradients->dz, w,
+                                     gradients->add || small_first, gradients->dz8));
     if (!r || !linear->drops)
         return TSR_OK;
-    TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 0));
-    return drop(context, linear, gradients->dx, context->d_dropped, true);
+    TSR_TRY(tsr_linear_project_back(context, context->d_dropped, context->d_low, linear->a, r, in,
+                                    1, 0));
+    return tsr_linear_drop(context, linear, gradients->dx, context->d_dropped, true);
 }
 
 /* bg = B G: G is fp32, and so B is widened. */

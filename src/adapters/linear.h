@@ -30,6 +30,9 @@
  * wherever W stands, in DoRA's norms too, which are made before a forward, never in it. The scales of W are
  * part of what is quantized of dz.
  *
+ * Of a micro-batch with documents of several adapters each has a range of the tokens. W x and W^T dz are one matmul of
+ * all tokens, products of rank r are of each range (linear_mixed.c): nothing is merged then.
+ *
  * Cost     that of the graphs, and of making the weight from its codes, once per call: a frozen W has no
  *          gradient.
  */
@@ -67,6 +70,17 @@ typedef struct {
     float *bg;      /* scratch [out, r]: B A A^T */
 } tsr_linear_norm_args;
 
+/* One of several adapters, on tokens [first, first + tokens) of a micro-batch; without magnitudes. */
+typedef struct {
+    int64_t first, tokens;
+    uint64_t r; /* 0: it has none here */
+    double scale;
+    const void *a, *b; /* as tsr_linear's */
+    bool drops;
+    tsr_dropout dropout;
+    float *da, *db; /* of a backward: written */
+} tsr_linear_range;
+
 typedef struct {
     uint64_t out, in;
     tsr_base_weight weight;
@@ -81,6 +95,11 @@ typedef struct {
     const tsr_linear_norm_args *norm;
     bool drops; /* dropout is active */
     tsr_dropout dropout;
+    bool apart; /* it is never merged */
+    /* [range_count], all tokens in their order; of what is above of an adapter then only r counts, their largest. NULL: there
+     * is one adapter, or none. */
+    const tsr_linear_range *range;
+    int range_count;
 } tsr_linear;
 
 /* Whether one kernel adds s B A to such a base while it decodes it. DoRA's norms are then of that, whatever

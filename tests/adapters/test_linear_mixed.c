@@ -1,0 +1,192 @@
+/*
+ * test_linear_mixed.c: a linear whose tokens are of several adapters, each of another rank, one without any, one with dropout:
+ * z and dx against sums in double; and the gradients of each adapter, which are those of a linear of its tokens alone,
+ * bit for bit.
+ *
+ *     test_adapters_linear_mixed        on the CPU, fp32
+ *     test_adapters_linear_mixed cuda   on a GPU, bf16 and fp32; 77 without one
+ */
+#include "linear_case.h"
+
+#define RANGES 4
+
+typedef struct {
+    linear_case *c;
+    tsr_linear_range range[RANGES];
+    double *b[RANGES];
+    void *dropped[2], *kept;
+    int64_t *samples;
+    int32_t *positions;
+} mixed_case;
+
+static char *rows(const mixed_case *m, void *from, int range, int64_t columns)
+{
+    uint64_t element = tsr_dtype_bytes(m->c->spec.dtype);
+    return (char *)from + (uint64_t)(m->range[range].first * columns) * element;
+}
+
+/* Tokens of 1 : 2 : 3 : the rest; ranks of the whole, half of it, none, and the whole with dropout. */
+static mixed_case make(spec s)
+{
+    mixed_case m = {.c = begin(s)};
+    linear_case *c = m.c;
+    int64_t first = 0, unit = s.t / 10 > 0 ? s.t / 10 : 1;
+    uint64_t element = tsr_dtype_bytes(s.dtype), t = (uint64_t)s.t;
+    const int64_t rank[RANGES] = {s.r, s.r / 2, 0, s.r};
+    for (int k = 0; k < RANGES; k++) {
+        tsr_linear_range *range = &m.range[k];
+        void *b;
+        int64_t tokens = k + 1 < RANGES ? (k + 1) * unit : s.t - first;
+        m.b[k] = numbers(&b, c, s.out * (rank[k] + 1), s.update, (uint64_t)k + 20);
+        *range = (tsr_linear_range){.first = first,
+                                    .tokens = tokens,
+                                    .r = (uint64_t)rank[k],
+                                    .scale = SCALE / (k + 1),
+                                    .a = c->linear.a,
+                                    .b = b,
+                                    .drops = k == 3};
+        range->dropout = tsr_dropout_make(0.25, 5, 1, 77);
+        range->da = take(c, c->linear.r * c->linear.in * sizeof(float));
+        range->db = take(c, c->linear.r * c->linear.out * sizeof(float));
+        first += tokens;
+    }
+    c->context.dropped = m.dropped[0] = take(c, t * c->linear.in * element);
+    c->context.d_dropped = m.dropped[1] = take(c, t * c->linear.in * element);
+    m.kept = take(c, t * c->linear.r * element);
+    m.samples = take(c, t * sizeof *m.samples);
+    m.positions = take(c, t * sizeof *m.positions);
+    for (int64_t i = 0; i < s.t; i++) {
+        int64_t sample = i / 7;
+        int32_t position = (int32_t)(i % 7);
+        RUN(tsr_device_write(rig.device, m.samples + i, &sample, sizeof sample));
+        RUN(tsr_device_write(rig.device, m.positions + i, &position, sizeof position));
+    }
+    c->context.samples = m.samples;
+    c->context.positions = m.positions;
+    return m;
+}
+
+static void drop_case(mixed_case *m)
+{
+    for (int k = 0; k < RANGES; k++)
+        free(m->b[k]);
+    end(m->c);
+}
+
+/* z and dx of a range without dropout, in double. */
+static void expect_products(const mixed_case *m, int k)
+{
+    const linear_case *c = m->c;
+    const tsr_linear_range *range = &m->range[k];
+    int64_t in = c->spec.in, out = c->spec.out, r = (int64_t)range->r, t = range->tokens;
+    double *w = zeros(out * in), *z = zeros(t * out), *dx = zeros(t * in);
+    memcpy(w, c->w, (size_t)(out * in) * sizeof *w);
+    multiply(w, m->b[k], c->a, out, in, r, false, range->scale);
+    double *w_t = transposed(w, out, in);
+    multiply(z, c->x + range->first * in, w_t, t, out, in, false, 1);
+    multiply(dx, c->dy + range->first * out, w, t, in, out, false, 1);
+    tsr_dtype dtype = c->spec.dtype;
+    double z_apart = distance(rows(m, c->d_z, k, out), z, t * out, dtype, 1);
+    double dx_apart = distance(rows(m, c->gradients.dx, k, in), dx, t * in, dtype, 1);
+    if (!(z_apart < tolerance(dtype) && dx_apart < tolerance(dtype)))
+        fail_msg("range %d: z is %.2g away, dx %.2g", k, z_apart, dx_apart);
+    free(w);
+    free(w_t);
+    free(z);
+    free(dx);
+}
+
+static void expect_bytes(const void *device, const void *other, uint64_t count, const char *what,
+                         int range)
+{
+    float *a = malloc(count * sizeof *a), *b = malloc(count * sizeof *b);
+    assert_non_null(a);
+    assert_non_null(b);
+    RUN(tsr_device_read(rig.device, a, device, count * sizeof *a));
+    RUN(tsr_device_read(rig.device, b, other, count * sizeof *b));
+    if (memcmp(a, b, count * sizeof *a) != 0)
+        fail_msg("range %d: another %s than alone", range, what);
+    free(a);
+    free(b);
+}
+
+/* The tokens of a range as all there are. */
+static void expect_alone(mixed_case *m, int k, bool keeps)
+{
+    linear_case *c = m->c;
+    const tsr_linear_range *range = &m->range[k];
+    tsr_linear linear = c->linear;
+    tsr_linear_context context = c->context;
+    tsr_linear_gradients gradients = c->gradients;
+    int64_t in = c->spec.in, out = c->spec.out;
+    linear.range_count = 0;
+    linear.apart = true;
+    linear.r = range->r;
+    linear.scale = range->scale;
+    linear.a = range->a;
+    linear.b = range->b;
+    linear.drops = range->drops;
+    linear.dropout = range->dropout;
+    context.tokens = range->tokens;
+    context.samples += range->first;
+    context.positions += range->first;
+    gradients.x = rows(m, (void *)c->gradients.x, k, in);
+    gradients.dz = rows(m, c->gradients.dz, k, out);
+    gradients.low = keeps ? m->kept : NULL;
+    RUN(tsr_linear_forward(&context, &linear, gradients.x, c->d_z, NULL, (void *)gradients.low));
+    RUN(tsr_linear_backward(&context, &linear, &gradients));
+    RUN(tsr_stream_synchronize(rig.stream));
+    if (!range->r)
+        return;
+    expect_bytes(range->da, gradients.da, range->r * linear.in, "dA", k);
+    expect_bytes(range->db, gradients.db, range->r * linear.out, "dB", k);
+}
+
+static void check_kept(spec s, bool keeps)
+{
+    mixed_case m = make(s);
+    linear_case *c = m.c;
+    tsr_linear linear = c->linear;
+    tsr_linear_gradients gradients = c->gradients;
+    linear.range = m.range;
+    linear.range_count = RANGES;
+    gradients.low = keeps ? m.kept : NULL;
+    gradients.da = gradients.db = NULL; /* each range has its own */
+    for (int add = 0; add < 2; add++) {
+        gradients.add = add;
+        if (add)
+            RUN(tsr_stream_fill(rig.stream, gradients.dx, 0,
+                                (uint64_t)(s.t * s.in) * tsr_dtype_bytes(s.dtype)));
+        RUN(tsr_linear_forward(&c->context, &linear, gradients.x, c->d_z, NULL,
+                               (void *)gradients.low));
+        RUN(tsr_linear_backward(&c->context, &linear, &gradients));
+        RUN(tsr_stream_synchronize(rig.stream));
+        for (int k = 0; k < 3; k++)
+            expect_products(&m, k);
+    }
+    for (int k = 0; k < RANGES; k++)
+        expect_alone(&m, k, keeps);
+    drop_case(&m);
+}
+
+static void check(spec s)
+{
+    if (s.t < 20 || s.r % 16)
+        return;
+    check_kept(s, true);
+    check_kept(s, false);
+}
+
+static void test_ranges(void **state)
+{
+    (void)state;
+    over_cases(check);
+}
+
+int main(int argc, char **argv)
+{
+    if (case_is_skipped(argc, argv))
+        return 77;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranges)};
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
