@@ -66,40 +66,74 @@ tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
                                                                       .d = joined_width(model)});
 }
 
-/* The loss, what is reported beside it, and the gradient of the label rows in their place. */
-static tsr_status finish(tsr_model *model)
+/* What head_finish is given of all label rows. */
+static tsr_head_finish_args finish_args(tsr_model *model)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
-    float *mean_row = model->row_parts ? model->row_parts + TSR_HEAD_PARTS * width(model) : NULL;
-    uint64_t vocabulary = model->options.layout->config.vocab_size;
     tsr_head_state state = state_of(model);
     bool weighed = model->options.objective != NULL;
-    model->mean_row_known = true;
-    TSR_TRY(model->options.kernels->head_finish(
-        model->compute,
-        &(tsr_head_finish_args){.state = state,
-                                .dh = !s->batch.train    ? NULL
-                                      : low_width(model) ? a->head.d_rows
-                                                         : a->head.rows,
-                                .nll = a->nll,
-                                .loss = tsr_model_loss_word(model),
-                                .loss_overflow = model->sums.loss_overflow,
-                                .correct = model->sums.correct,
-                                .entropy = model->sums.entropy,
-                                .log_squares = model->preference.log_squares,
-                                .row_entropy = model->preference.entropy,
-                                .row_correct = model->preference.correct,
-                                .row_logit = model->preference.logit,
-                                .rows = s->batch.label_rows,
-                                .d = joined_width(model),
-                                .scale = weighed ? 1 : (float)(1 / s->batch.label_tokens),
-                                .dtype = model->options.dtype,
-                                .smoothing = model->options.label_smoothing,
-                                .h = a->head.rows,
-                                .mean_row = mean_row,
-                                .vocabulary = (int64_t)vocabulary}));
-    return weighed ? tsr_model_prefer(model) : TSR_OK;
+    return (tsr_head_finish_args){
+        .state = state,
+        .dh = !s->batch.train    ? NULL
+              : low_width(model) ? a->head.d_rows
+                                 : a->head.rows,
+        .nll = a->nll,
+        .loss = tsr_model_loss_word(model),
+        .loss_overflow = model->sums.loss_overflow,
+        .correct = model->sums.correct,
+        .entropy = model->sums.entropy,
+        .log_squares = model->preference.log_squares,
+        .row_entropy = model->preference.entropy,
+        .row_correct = model->preference.correct,
+        .row_logit = model->preference.logit,
+        .rows = s->batch.label_rows,
+        .d = joined_width(model),
+        .scale = weighed ? 1 : (float)(1 / s->batch.label_tokens),
+        .dtype = model->options.dtype,
+        .smoothing = model->options.label_smoothing,
+        .h = a->head.rows,
+        .mean_row = model->row_parts ? model->row_parts + TSR_HEAD_PARTS * width(model) : NULL,
+        .vocabulary = (int64_t)model->options.layout->config.vocab_size};
+}
+
+/* Of one of several adapters: its label rows, into its sums. There is neither an objective nor smoothing. */
+static tsr_status finish_range(tsr_model *model, const tsr_model_range *range)
+{
+    tsr_head_finish_args args = finish_args(model);
+    const tsr_model_sums *sums = &model->mixed_sums[range->adapter];
+    int64_t first = range->first_label, wide = first * args.d;
+    args.state.max += first;
+    args.state.sum += first;
+    args.state.label_logit += first;
+    args.state.acc += wide;
+    args.state.wy += wide;
+    args.state.rival += first;
+    args.state.spread += first;
+    args.dh = (char *)args.dh + (uint64_t)wide * tsr_dtype_bytes(args.dtype);
+    args.nll += first;
+    args.loss = sums->loss;
+    args.loss_overflow = sums->loss_overflow;
+    args.correct = sums->correct;
+    args.entropy = sums->entropy;
+    args.rows = range->label_rows;
+    args.scale = (float)(1 / range->label_tokens);
+    return model->options.kernels->head_finish(model->compute, &args);
+}
+
+/* The loss, what is reported beside it, and the gradient of the label rows in their place. */
+static tsr_status finish(tsr_model *model)
+{
+    const tsr_model_batch *batch = &tsr_model_current(model)->batch;
+    if (!batch->range_count) {
+        tsr_head_finish_args args = finish_args(model);
+        model->mean_row_known = true;
+        TSR_TRY(model->options.kernels->head_finish(model->compute, &args));
+    }
+    for (int i = 0; i < batch->range_count; i++)
+        if (batch->range[i].label_rows)
+            TSR_TRY(finish_range(model, &batch->range[i]));
+    return model->options.objective ? tsr_model_prefer(model) : TSR_OK;
 }
 
 /* The label rows of h again, for their place has their gradient; acc's is free by then. */

@@ -419,37 +419,49 @@ static void add_embedding_lora(const tsr_layout_builder *b, const tsr_adapter *a
         layout->largest_r = lora->r;
 }
 
-static void add_adapter(const tsr_layout_builder *b, const tsr_adapter *adapter)
+/* A and B of a linear; `number`: of several adapters which. */
+static void add_linear(const tsr_layout_builder *b, const tsr_adapter *adapter, int number)
 {
     tsr_layout *layout = b->layout;
+    int layer, index;
+    tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
+    tsr_layout_unit *unit = &layout->unit[layer];
+    uint64_t r = tsr_ceil_div(adapter->r, TSR_RANK_STEP) * TSR_RANK_STEP;
+    tsr_layout_segment segment = {
+        .name = linear->path, .linear = index, .dtype = b->options.compute, .adapter = number};
+    segment.stored_rows = adapter->r;
+    segment.stored_columns = linear->in;
+    int a_at = tsr_layout_add_trainable(layout, unit, r, linear->in, segment);
+    segment.stored_rows = linear->out;
+    segment.stored_columns = adapter->r;
+    int b_at = tsr_layout_add_trainable(layout, unit, linear->out, r, segment);
+    if (linear->mixed)
+        linear->mixed[number] = (tsr_layout_mixed){r, adapter->scale, a_at, b_at};
+    if (layer < layout->first_trained)
+        layout->first_trained = layer;
+    if (r > layout->largest_r)
+        layout->largest_r = r;
+    if (r <= linear->r)
+        return;
+    linear->r = r;
+    linear->alpha = adapter->alpha;
+    linear->scale = adapter->scale;
+    linear->dora = adapter->dora;
+    linear->a = a_at;
+    linear->b = b_at;
+    unit->dora |= linear->dora;
+}
+
+static void add_adapter(const tsr_layout_builder *b, const tsr_adapter *adapter)
+{
     if (adapter->table == TSR_TABLE_EMBEDDING)
         add_embedding_lora(b, adapter);
     if (adapter->table == TSR_TABLE_HEAD)
         add_head_lora(b, adapter);
     if (adapter->experts)
         tsr_layout_adapt_stack(b, adapter);
-    if (adapter->table || adapter->experts)
-        return;
-    int layer, index;
-    tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
-    tsr_layout_unit *unit = &layout->unit[layer];
-    tsr_layout_segment segment = {
-        .name = linear->path, .linear = index, .dtype = b->options.compute};
-    linear->r = tsr_ceil_div(adapter->r, TSR_RANK_STEP) * TSR_RANK_STEP;
-    linear->alpha = adapter->alpha;
-    linear->scale = adapter->scale;
-    linear->dora = adapter->dora;
-    segment.stored_rows = adapter->r;
-    segment.stored_columns = linear->in;
-    linear->a = tsr_layout_add_trainable(layout, unit, linear->r, linear->in, segment);
-    segment.stored_rows = linear->out;
-    segment.stored_columns = adapter->r;
-    linear->b = tsr_layout_add_trainable(layout, unit, linear->out, linear->r, segment);
-    unit->dora |= linear->dora;
-    if (layer < layout->first_trained)
-        layout->first_trained = layer;
-    if (linear->r > layout->largest_r)
-        layout->largest_r = linear->r;
+    if (!adapter->table && !adapter->experts)
+        add_linear(b, adapter, 0);
 }
 
 /* After all A and B of the unit, so that what has one dtype lies together. */
@@ -467,6 +479,17 @@ static void add_magnitude(tsr_layout *layout, const tsr_adapter *adapter)
                                                               .dtype = TSR_F32,
                                                               .stored_rows = linear->out,
                                                               .stored_columns = 1});
+}
+
+static void add_adapters(const tsr_layout_builder *b, const tsr_adapter_set *set)
+{
+    for (uint64_t i = 0; set && i < set->count; i++)
+        add_adapter(b, &set->adapter[i]);
+    for (uint64_t i = 0; set && i < set->count; i++)
+        add_magnitude(b->layout, &set->adapter[i]);
+    for (int k = 0; k < b->options.mixed_count; k++)
+        for (uint64_t i = 0; i < b->options.mixed[k]->count; i++)
+            add_linear(b, &b->options.mixed[k]->adapter[i], k);
 }
 
 /* Layers that are alike share a block. */
@@ -491,7 +514,7 @@ static tsr_status share_block(const tsr_block **out, tsr_layout *layout, const t
 }
 
 /* Codes, absmax and bias of each linear and stack, or its weight, the vectors, the final norm; A, B and m. */
-static tsr_status allocate_unit(tsr_layout_unit *unit)
+static tsr_status allocate_unit(tsr_layout_unit *unit, int mixed_count)
 {
     size_t linears = (size_t)tsr_layout_linears(unit);
     size_t vectors = unit->block ? (size_t)unit->block->vector_count : 0;
@@ -500,11 +523,15 @@ static tsr_status allocate_unit(tsr_layout_unit *unit)
     unit->vector = calloc(vectors + 1, sizeof *unit->vector);
     unit->stack = calloc(stacks + 1, sizeof *unit->stack);
     unit->frozen = calloc(3 * (linears + stacks) + vectors + 1, sizeof *unit->frozen);
-    unit->trainable = calloc(3 * (linears + stacks) + 4, sizeof *unit->trainable);
+    size_t most = 3 * (linears + stacks) + 2 * linears * (size_t)mixed_count + 4;
+    unit->trainable = calloc(most, sizeof *unit->trainable);
     unit->final_norm = TSR_NO_SEGMENT;
-    return unit->linear && unit->stack && unit->vector && unit->frozen && unit->trainable
-               ? TSR_OK
-               : tsr_fail(TSR_ENOMEM, "out of memory for the layout");
+    bool made = unit->linear && unit->stack && unit->vector && unit->frozen && unit->trainable;
+    for (size_t i = 0; made && mixed_count && i < linears; i++) {
+        unit->linear[i].mixed = calloc((size_t)mixed_count, sizeof *unit->linear[i].mixed);
+        made = unit->linear[i].mixed != NULL;
+    }
+    return made ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for the layout");
 }
 
 static tsr_status allocate_units(tsr_layout *layout)
@@ -518,7 +545,7 @@ static tsr_status allocate_units(tsr_layout *layout)
             TSR_TRY(tsr_arch_block(&block, &layout->config, i));
             TSR_TRY(share_block(&layout->unit[i].block, layout, &block));
         }
-        TSR_TRY(allocate_unit(&layout->unit[i]));
+        TSR_TRY(allocate_unit(&layout->unit[i], layout->mixed_count));
     }
     return TSR_OK;
 }
@@ -557,7 +584,9 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_checkpoint *checkpoint, const tsr_adapter_set *set,
                            const tsr_layout_options *options)
 {
-    tsr_layout layout = {.config = *config, .layer_count = (int)config->layer_count};
+    tsr_layout layout = {.config = *config,
+                         .layer_count = (int)config->layer_count,
+                         .mixed_count = options->mixed_count};
     tsr_layout_builder b = {.layout = &layout,
                             .checkpoint = checkpoint,
                             .options = *options,
@@ -588,10 +617,7 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
     }
     if ((status = make_head(&b)) < 0)
         goto out;
-    for (uint64_t i = 0; set && i < set->count; i++)
-        add_adapter(&b, &set->adapter[i]);
-    for (uint64_t i = 0; set && i < set->count; i++)
-        add_magnitude(&layout, &set->adapter[i]);
+    add_adapters(&b, set);
     if (options->coded_moments)
         code_moments(&layout);
     if (layout.embedding_count) /* every layer leads to it */
@@ -610,8 +636,10 @@ void tsr_layout_free(tsr_layout *layout)
 {
     for (int i = 0; layout->unit && i < layout->unit_count; i++) {
         tsr_layout_unit *unit = &layout->unit[i];
-        for (int j = 0; unit->linear && j < tsr_layout_linears(unit); j++)
+        for (int j = 0; unit->linear && j < tsr_layout_linears(unit); j++) {
             free(unit->linear[j].path);
+            free(unit->linear[j].mixed);
+        }
         for (int j = 0; unit->stack && j < tsr_layout_stacks(unit); j++)
             tsr_layout_free_stack(&unit->stack[j]);
         free(unit->linear);

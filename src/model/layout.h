@@ -17,6 +17,9 @@
  * segments, in the order of this file. An NF4 weight has two segments, codes and absmax, cut in
  * granules of 1024 elements; everything else has one, cut in granules of 64.
  *
+ * Several adapters that are trained in the same micro-batches (adapter_mixing: tokens) are in one layout, each with A and B of
+ * its own: tsr_layout_mixed. Which sums and which optimizer a trainable segment belongs to is its `adapter`.
+ *
  * An adapter's rank is rounded up to TSR_RANK_STEP in memory: matmuls and vector loads want rows on 16
  * bytes. What A has of rows and B of columns beyond the rank is zero and stays zero: the gradient of
  * the one is a product with the other's zeros, and AdamW leaves a zero with zero gradients alone. So
@@ -71,10 +74,18 @@ typedef struct {
     /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. stack: it is so many
      * such matrices, one behind the other, each of element_count / stack; 0: 1. */
     uint64_t columns, stored_rows, stored_columns, stack;
-    bool coded; /* of a trainable one: its moments are codes of 8 bits */
+    bool coded;  /* of a trainable one: its moments are codes of 8 bits */
+    int adapter; /* of a trainable one: of which of several adapters; else 0 */
     const char
         *module; /* of what is trained of a table, its module's path; of an adapter's part NULL */
 } tsr_layout_segment;
+
+/* Of a linear, one of several adapters. */
+typedef struct {
+    uint64_t r; /* in memory; 0: it has none here */
+    double scale;
+    int a, b; /* trainable segments of its unit */
+} tsr_layout_mixed;
 
 /* One linear of one layer. */
 typedef struct {
@@ -91,6 +102,8 @@ typedef struct {
     bool dora;
     int a, b, m; /* trainable segments of its unit */
     uint64_t module_key;
+    /* [layout->mixed_count], NULL without several adapters. What is above of an adapter is then that of the largest rank. */
+    tsr_layout_mixed *mixed;
 } tsr_layout_linear;
 
 /* One stack of one layer. In memory every matrix of a quantized one begins with a granule of its own. */
@@ -214,6 +227,7 @@ typedef struct {
     bool grouped;                        /* these are others than the layout's */
     const tsr_tensor *embedding, *head;  /* the same where they are tied */
     const tsr_tensor *layer_rows;        /* a table of what every layer takes of a token, or NULL */
+    int mixed_count;                     /* adapters, if they are several; else 0 */
     int first_trained;                   /* lowest layer with an adapter; layer_count if none has */
     uint64_t largest_r, parameter_count, trainable_count;
     uint64_t idle_count;     /* parameters of the experts that a token does not go to */
@@ -240,6 +254,9 @@ typedef struct {
     bool train_head, train_embedding;          /* whole, as modules_to_save has it */
     bool coded_moments;                        /* of large trainable tensors, for adamw_8bit */
     tsr_layout_rows embedding_rows, head_rows; /* trained alone; not with these */
+    /* [mixed_count]: several adapters, LoRA of linears alone; there is no other. */
+    const tsr_adapter_set *const *mixed;
+    int mixed_count;
 } tsr_layout_options;
 
 /* The name of a module of a layer, or of the model; the caller's. NULL: no memory. */

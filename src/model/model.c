@@ -49,7 +49,7 @@ static tsr_status allocate(tsr_model *model)
     bool failed = !model->unit || !model->activations.kept;
     for (size_t i = 0; i < layers && !failed; i++)
         failed = !allocate_unit(&model->unit[i], &layout->unit[i]);
-    failed = failed || !allocate_rows(model);
+    failed = failed || !allocate_rows(model) || !tsr_model_allocate_mixed(model);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory for a model of %zu layers", layers)
                   : TSR_OK;
 }
@@ -81,7 +81,10 @@ void tsr_model_destroy(tsr_model *model)
     for (int i = 0; i < STAGES; i++) {
         tsr_event_destroy(model->stage[i].staged);
         tsr_event_destroy(model->stage[i].released);
+        free(model->stage[i].range);
     }
+    free(model->mixed_range);
+    free(model->mixed_sums);
     for (int i = 0; model->unit && i < model->options.layout->layer_count; i++) {
         free(model->unit[i].norm);
         free(model->unit[i].nested);
@@ -264,8 +267,8 @@ static const void *frozen_at(const tsr_model *model, int unit, const tsr_unit_vi
     return view->frozen + model->options.units[s->unit].frozen.segment[s->at].gathered_offset;
 }
 
-static const void *trainable_at(const tsr_model *model, int unit, const tsr_unit_view *view,
-                                int index)
+const void *tsr_model_trainable_at(const tsr_model *model, int unit, const tsr_unit_view *view,
+                                   int index)
 {
     const tsr_layout_segment *s = &model->options.layout->unit[unit].trainable[index];
     if (index == TSR_NO_SEGMENT || s->unit != view->unit)
@@ -304,10 +307,10 @@ static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
             (tsr_base_weight){.data = frozen_at(model, unit, view, linear->plain),
                               .dtype = layout->frozen[linear->plain].dtype,
                               .code_scale = frozen_at(model, unit, view, linear->code_scale)};
-    if (!linear->r)
+    if (!linear->r || linear->mixed)
         return;
-    out->a = trainable_at(model, unit, view, linear->a);
-    out->b = trainable_at(model, unit, view, linear->b);
+    out->a = tsr_model_trainable_at(model, unit, view, linear->a);
+    out->b = tsr_model_trainable_at(model, unit, view, linear->b);
     if (linear->dora) {
         out->g = state->norm[index].g;
         out->n = state->norm[index].n;
@@ -337,8 +340,8 @@ static void resolve_stack(tsr_expert_stack *out, const tsr_model *model, int uni
     }
     if (!stack->r)
         return;
-    out->a = trainable_at(model, unit, view, stack->a);
-    out->b = trainable_at(model, unit, view, stack->b);
+    out->a = tsr_model_trainable_at(model, unit, view, stack->a);
+    out->b = tsr_model_trainable_at(model, unit, view, stack->b);
 }
 
 void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_unit_view *view,
@@ -349,6 +352,10 @@ void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_u
     layer->made8 = model->made8;
     for (int i = 0; i < layout->block->matrix_count; i++) {
         resolve_linear(&layer->linear[i], model, unit, view, i);
+        if (layout->linear[i].mixed) {
+            tsr_model_resolve_mixed(&layer->linear[i], model, unit, view, i);
+            continue;
+        }
         layer->linear[i].drops = train && model->options.dropout > 0;
         if (layer->linear[i].drops)
             layer->linear[i].dropout = tsr_dropout_make(model->options.dropout, model->options.seed,
@@ -392,8 +399,8 @@ static tsr_linear_norm_args norm_args(const tsr_model *model, int unit, const ts
 {
     const unit_state *state = &model->unit[unit];
     const tsr_activations *scratch = &model->activations;
-    const float *m =
-        trainable_at(model, unit, view, model->options.layout->unit[unit].linear[index].m);
+    const float *m = tsr_model_trainable_at(model, unit, view,
+                                            model->options.layout->unit[unit].linear[index].m);
     return (tsr_linear_norm_args){.m = model->fresh ? NULL : m,
                                   .n = state->norm[index].n,
                                   .g = state->norm[index].g,
@@ -571,9 +578,8 @@ static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int n
     return tsr_model_head_begin(model, &layer);
 }
 
-/* Where the gradient of a trainable segment of a unit goes; NULL: nowhere. */
-static float *gradient_at(const tsr_model *model, int unit, const tsr_unit_view *view,
-                          float *gradient, int index)
+float *tsr_model_gradient_at(const tsr_model *model, int unit, const tsr_unit_view *view,
+                             float *gradient, int index)
 {
     if (!gradient || index == TSR_NO_SEGMENT)
         return NULL;
@@ -592,16 +598,16 @@ static void place_gradients(tsr_layer_gradients *out, const tsr_model *model, in
     for (int i = 0; i < layout->block->matrix_count; i++) {
         const tsr_layout_linear *l = &layout->linear[i];
         float *to = l->r ? gradient : NULL;
-        out[i] = (tsr_layer_gradients){gradient_at(model, unit, view, to, l->a),
-                                       gradient_at(model, unit, view, to, l->b),
-                                       gradient_at(model, unit, view, to, l->m)};
+        out[i] = (tsr_layer_gradients){tsr_model_gradient_at(model, unit, view, to, l->a),
+                                       tsr_model_gradient_at(model, unit, view, to, l->b),
+                                       tsr_model_gradient_at(model, unit, view, to, l->m)};
     }
     for (int i = 0; i < layout->block->stack_count; i++) {
         const tsr_layout_stack *s = &layout->stack[i];
         float *to = s->r ? gradient : NULL;
         out[tsr_stack_weight(i)] =
-            (tsr_layer_gradients){.a = gradient_at(model, unit, view, to, s->a),
-                                  .b = gradient_at(model, unit, view, to, s->b)};
+            (tsr_layer_gradients){.a = tsr_model_gradient_at(model, unit, view, to, s->a),
+                                  .b = tsr_model_gradient_at(model, unit, view, to, s->b)};
     }
 }
 
@@ -621,6 +627,8 @@ static tsr_status backward(tsr_model *model, int unit, int number, const tsr_uni
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, true, s->batch.epoch);
     place_gradients(gradients, model, unit, view, gradient);
+    if (layout->mixed_count)
+        TSR_TRY(tsr_model_place_mixed(gradients, model, unit, view, gradient));
     if (number == 0)
         memset(model->made8, 0, sizeof model->made8);
     if (number == 0 && layer.final_norm.data)

@@ -21,6 +21,16 @@
 
 typedef struct tsr_model tsr_model;
 
+/* Of a micro-batch with documents of several adapters (tsr_layout_mixed) what is one adapter's: tokens, and label rows, that
+ * follow each other. */
+typedef struct {
+    int adapter;
+    int64_t first, tokens;           /* of the micro-batch's tokens */
+    int64_t first_label, label_rows; /* of its label rows */
+    double label_tokens;             /* as tsr_model_batch's, of the adapter's step */
+    uint64_t epoch;
+} tsr_model_range;
+
 /* One micro-batch, on the host; everything is copied during tsr_model_stage. */
 typedef struct {
     int64_t tokens, documents, label_rows;
@@ -40,6 +50,10 @@ typedef struct {
     const double *reference;  /* [TSR_PARTS documents] */
     const int32_t *desirable; /* [documents / 2] */
     double share;
+    /* [range_count], all tokens in their order, at most one of an adapter; with one adapter NULL. Theirs are label_tokens
+     * and epoch then. */
+    const tsr_model_range *range;
+    int range_count;
     bool sums_alone; /* no loss: tsr_model_document_sums is all that is wanted */
     bool train;
 } tsr_model_batch;
@@ -53,6 +67,12 @@ typedef struct {
     int64_t *aux;           /* auxiliary losses, fixed point, TSR_BALANCE_SHIFT */
     int64_t *dropped;       /* slots of experts beyond their capacity */
 } tsr_model_sums;
+
+/* One of several adapters. */
+typedef struct tsr_model_adapter {
+    double dropout;
+    uint64_t seed;
+} tsr_model_adapter;
 
 typedef struct {
     const tsr_layout *layout;
@@ -69,9 +89,10 @@ typedef struct {
     int stride;                         /* of the layers that keep their input (shard/stride.h) */
     const tsr_layer_programs *programs; /* of tsr_model_programs; must outlive the model */
     bool train;
-    double dropout;
-    double label_smoothing;         /* 0: none; of evaluations too */
-    const tsr_objective *objective; /* NULL: the loss is the mean over labels */
+    double dropout;                   /* of several adapters the largest */
+    const tsr_model_adapter *adapter; /* [layout->mixed_count]; borrowed */
+    double label_smoothing;           /* 0: none; of evaluations too */
+    const tsr_objective *objective;   /* NULL: the loss is the mean over labels */
     uint64_t seed;
     tsr_graph_rule graph_rule;
     double capacity_factor; /* of experts (node.h); 0: none is left out */
@@ -114,6 +135,9 @@ typedef struct {
  * the constant tables. */
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
                            const tsr_host_tables *tables, tsr_model_sums sums);
+
+/* Of one of several adapters, after the start. */
+void tsr_model_set_sums(tsr_model *model, int adapter, tsr_model_sums sums);
 
 /* After the start, instead of tsr_model_load_unit: what a model keeps of its base beside the gathered parts, as `from` has it,
  * a model of the same base on the same device. */

@@ -24,7 +24,8 @@ typedef struct {
 typedef struct {
     char *host, *device;
     tsr_event *staged, *released; /* on h2d; on compute */
-    tsr_model_batch batch;        /* its counts; the arrays are in `view` */
+    tsr_model_batch batch;        /* its counts; the arrays are in `view` and `range` */
+    tsr_model_range *range;       /* [mixed_count] */
     stage_view view;              /* on the device */
     int64_t lead_count;
 } stage;
@@ -94,8 +95,12 @@ struct tsr_model {
     float *head_gradient;
     int32_t *
         last_of; /* [vocabulary]: while chains are made, the token of an id that was last seen, else -1 */
-    uint64_t staged_count, released_count;  /* micro-batches so far */
-    tsr_layer_input carried;                /* what the layer below left */
+    uint64_t staged_count, released_count; /* micro-batches so far */
+    tsr_layer_input carried;               /* what the layer below left */
+    /* Of several adapters: the ranges of the linears of the layer at work, [TSR_BLOCK_MATRICES, mixed_count], and where
+     * each one's sums go. */
+    tsr_linear_range *mixed_range;
+    tsr_model_sums *mixed_sums;
     tsr_fp8_rows made8[TSR_BLOCK_MATRICES]; /* of the backward at work */
     bool fresh;
     /* Of the head's sums (kernels/head.h), and behind them mean_row, known from the first micro-batch on; NULL: not wanted. */
@@ -136,6 +141,22 @@ tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_search *searc
 /* Resolves the pointers of a gathered layer. `train`: dropout is active. */
 void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_unit_view *view,
                        bool train, uint64_t epoch);
+
+/* Where a trainable segment of a unit is, and where its gradient goes; NULL: it is in another unit than the view's, or the
+ * gradient goes nowhere. */
+const void *tsr_model_trainable_at(const tsr_model *model, int unit, const tsr_unit_view *view,
+                                   int index);
+float *tsr_model_gradient_at(const tsr_model *model, int unit, const tsr_unit_view *view,
+                             float *gradient, int index);
+
+/* mixed.c: memory for what a model of several adapters has; false: there is none. The adapters of a linear that has several, whose base is resolved: ranges, or if the micro-batch is all one
+ * adapter's that one. And where the gradients go, of the resolved linears of a layer; those of the adapters that the
+ * micro-batch has nothing of are zeros. */
+bool tsr_model_allocate_mixed(tsr_model *model);
+void tsr_model_resolve_mixed(tsr_linear *out, const tsr_model *model, int unit,
+                             const tsr_unit_view *view, int index);
+tsr_status tsr_model_place_mixed(tsr_layer_gradients *out, const tsr_model *model, int unit,
+                                 const tsr_unit_view *view, float *gradient);
 
 /* The context of the linears for a micro-batch. */
 tsr_linear_context tsr_model_context(const tsr_model *model);

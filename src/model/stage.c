@@ -165,6 +165,10 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
                         (long long)batch->label_rows, (long long)bounds->tokens,
                         (long long)bounds->documents, (long long)bounds->label_rows);
     s->batch = *batch;
+    if (batch->range_count) {
+        memcpy(s->range, batch->range, (size_t)batch->range_count * sizeof *s->range);
+        s->batch.range = s->range;
+    }
     if (tsr_model_active(batch)) {
         uint64_t last = tsr_event_recorded(s->staged);
         if (last) /* the host side may be written again when its copy is done */

@@ -472,7 +472,8 @@ static void fill_segments(tsr_unit *units, const tsr_layout_unit *from, bool tra
                                              .granule_bytes = s->granule_bytes,
                                              .granule_count = s->granule_count,
                                              .element_count = s->element_count,
-                                             .coded = s->coded};
+                                             .coded = s->coded,
+                                             .adapter = s->adapter};
         units[s->unit].has_norm |= trainable && s->linear >= 0 && from->linear[s->linear].dora;
     }
 }
