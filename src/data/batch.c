@@ -504,25 +504,64 @@ static void pad(tsr_micro_batch *out, const tsr_batch_bucket *bucket)
         out->label_rows[i] = out->labels[i] = 0;
 }
 
+static void append_units(tsr_micro_batch *out, const tsr_batch *batch, unit_range range)
+{
+    int32_t first = range.order->unit_first[range.first], end = range.order->unit_first[range.end];
+    for (int32_t i = first; i < end; i++) {
+        int32_t at = range.order->samples[i];
+        tsr_sample sample = tsr_dataset_sample(batch->options.dataset, at);
+        append_sample(out, batch, &sample, at);
+    }
+}
+
+void tsr_micro_batch_clear(tsr_micro_batch *out)
+{
+    out->token_count = out->document_count = out->label_count = out->bucket = 0;
+    out->cu_seqlens[0] = out->part[0] = 0;
+}
+
 tsr_status tsr_batch_fill(tsr_micro_batch *out, tsr_batch *batch, int64_t step, int64_t index)
 {
     TSR_TRY(check_step(batch, step));
     if (index < 0)
         return tsr_fail(TSR_EINVAL, "%s: micro-batch %lld", batch->options.name, (long long)index);
     unit_range range = micro_units(batch, step_units(batch, step), index);
-    out->token_count = out->document_count = out->label_count = out->bucket = 0;
+    tsr_micro_batch_clear(out);
     out->epoch = range.order->epoch;
-    out->cu_seqlens[0] = out->part[0] = 0;
-    for (int32_t i = range.order->unit_first[range.first]; i < range.order->unit_first[range.end];
-         i++) {
-        int32_t at = range.order->samples[i];
-        tsr_sample sample = tsr_dataset_sample(batch->options.dataset, at);
-        append_sample(out, batch, &sample, at);
-    }
+    append_units(out, batch, range);
     if (out->token_count)
         out->bucket = tsr_batch_bucket_of(&batch->run, out->token_count);
     pad(out, &batch->run.bucket[out->bucket]);
     return TSR_OK;
+}
+
+/* ---- rows ---- */
+
+int64_t tsr_batch_rows(tsr_batch *batch, int64_t step)
+{
+    if (step < 0 || step >= batch->run.steps)
+        return 0;
+    unit_range units = step_units(batch, step);
+    return units.end - units.first;
+}
+
+static unit_range row_units(tsr_batch *batch, int64_t step, int64_t row)
+{
+    unit_range units = step_units(batch, step);
+    units.first += row;
+    units.end = units.first + 1;
+    return units;
+}
+
+tsr_batch_row tsr_batch_row_of(tsr_batch *batch, int64_t step, int64_t row)
+{
+    totals sum = count_units(batch, row_units(batch, step, row));
+    return (tsr_batch_row){(int32_t)sum.tokens, (int32_t)sum.documents, (int32_t)sum.labels};
+}
+
+void tsr_batch_append(tsr_micro_batch *out, tsr_batch *batch, int64_t step, int64_t row)
+{
+    append_units(out, batch, row_units(batch, step, row));
 }
 
 /* The arrays one behind the other; the 8-byte ones first. */

@@ -120,6 +120,19 @@ tsr_status tsr_batch_step(tsr_batch *batch, int64_t step, tsr_batch_step_info *i
  * micro_count on it is empty. TSR_EINVAL: no such step. */
 tsr_status tsr_batch_fill(tsr_micro_batch *out, tsr_batch *batch, int64_t step, int64_t index);
 
+/* A row of a step: a sample, or a packed row. Micro-batches that hold rows of several schedules are made of these. */
+typedef struct {
+    int32_t tokens, documents, label_rows;
+} tsr_batch_row;
+
+/* Rows of a step, 0 of one that there is not; and row `row` of them. */
+int64_t tsr_batch_rows(tsr_batch *batch, int64_t step);
+tsr_batch_row tsr_batch_row_of(tsr_batch *batch, int64_t step, int64_t row);
+
+/* Empties *out, and puts a row behind what it holds, for which it has room. Nothing is padded; the bucket stays 0. */
+void tsr_micro_batch_clear(tsr_micro_batch *out);
+void tsr_batch_append(tsr_micro_batch *out, tsr_batch *batch, int64_t step, int64_t row);
+
 /* Arrays for any micro-batch of the run: the capacities of *run. */
 tsr_status tsr_micro_batch_create(tsr_micro_batch *out, const tsr_batch_run *run);
 void tsr_micro_batch_free(tsr_micro_batch *micro);
