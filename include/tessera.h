@@ -177,6 +177,10 @@ typedef struct tsr_job_plan_info {
     int64_t rounds; /* micro-batches of a step on one rank */
     /* Of a step, from what was measured on such a machine; 0: nothing was. exposed: compute waits for transfers. */
     double expected_step_s, expected_exposed_s, expected_tokens_per_s;
+    /* Micro-batches that adapters share (adapter_mixing: tokens), of the whole run, 0: none are, or there are no data; tokens of
+     * one at most, and how full they are, from 0 to 1; and the time of all of them, 0 if not known. */
+    int64_t mixed_count, mixed_capacity;
+    double mixed_fill, mixed_expected_s;
 } tsr_job_plan_info;
 
 #define TSR_JOB_PLAN_INFO_INIT TSR_SIZED(tsr_job_plan_info)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # check_adapters.sh PROGRAM: the example with several adapters, shortened. On two ranks each has the adapter of a run of its own,
-# bit for bit; a run that is stopped by a signal says how to go on, and resumed on one rank it has the same; so has an adapter
+# bit for bit; so have adapters that share micro-batches, on one rank and two; a run that is stopped by a signal says how to go on, and resumed on one rank it has the same; so has an adapter
 # that is resumed alone; the plan and the data of all are printed; and what is for one adapter is refused.
 set -eu
 program=$1
@@ -60,6 +60,32 @@ printf '{"roofs":[{"device":"CPU","copy_bytes_per_s":1e10,"matmul_float32_flops_
 "$program" plan $job --roofs "$scratch/roofs.json" >"$scratch/out" 2>"$scratch/log" || wrong "no plan with roofs"
 grep -q ' 50 steps in turns, about .*; one after the other takes as long, and loads the base 3 times' "$scratch/out" || wrong "no time of all"
 "$program" plan $job --json 2>"$scratch/log" | tr -d ' \n' | grep -q '^\[{.*},{.*},{.*}\]$' || wrong "the plan is no list"
+# Rows of two adapters in shared micro-batches: the same bits on two ranks and on one, and stopped and resumed.
+sed -e '/use_dora/d' -e '/name: preferences/,$d' $job >"$scratch/mixed.yaml"
+mixed="$scratch/mixed.yaml $keys adapter_mixing=tokens max_steps=6 logging_steps=1 progress=lines"
+# shellcheck disable=SC2086
+launch/run -n 2 "$program" train $mixed "output_dir=$scratch/two" >"$scratch/out" 2>"$scratch/log" || wrong "no mixed run"
+grep -q '^mixed .* mixed micro-batches of at most .* tokens, .* % full' "$scratch/log" || wrong "it does not say what is mixed"
+grep -q '^adapter_schedule: \(milp\|greedy\)  # resolved' "$scratch/two/dora/job.yaml" || wrong "the schedule is not resolved"
+# shellcheck disable=SC2086
+"$program" train $mixed "output_dir=$scratch/one" >"$scratch/out" 2>"$scratch/log" &
+process=$!
+for _ in $(seq 600); do
+    ! grep -q '^dora step 2/' "$scratch/log" || break
+    sleep 0.05
+done
+kill -INT $process 2>/dev/null || wrong "the mixed run had ended before it was stopped"
+wait $process && wrong "a stop of a mixed run is no success"
+# shellcheck disable=SC2086
+"$program" train $mixed resume_from_checkpoint=true "output_dir=$scratch/one" >"$scratch/out" 2>"$scratch/log" || wrong "the mixed run does not resume"
+for name in lora dora; do
+    cmp "$scratch/two/$name/adapter_model.safetensors" "$scratch/one/$name/adapter_model.safetensors" || wrong "mixed: another adapter $name"
+done
+# shellcheck disable=SC2086
+"$program" plan $mixed --roofs "$scratch/roofs.json" >"$scratch/out" 2>"$scratch/log" || wrong "no plan of a mixed run"
+grep -q ' mixed micro-batches of at most .* tokens, .* % full, about ' "$scratch/out" &&
+    grep -q '^ *one after the other takes about ' "$scratch/out" || wrong "the plan of a mixed run does not say what it takes"
+
 [ "$("$program" data $job 2>"$scratch/log" | grep -c '^dataset')" -ge 3 ] || wrong "the data are not of all"
 
 refused() {
@@ -74,7 +100,7 @@ refused 78 'this command is for one adapter' "$program" merge $job "output_dir=$
 refused 78 'is for one adapter; give one number' "$program" plan $job --ranks 1,2
 refused 78 'there is nothing to translate' "$program" translate $job
 refused 78 'not as an override' "$program" train examples/quickstart.yaml 'adapters=[{name: a}]' "output_dir=$scratch/refused"
-refused 78 'is not in this version' "$program" train $job adapter_mixing=tokens "output_dir=$scratch/refused"
+refused 78 'does not go with use_dora' "$program" train $job adapter_mixing=tokens "output_dir=$scratch/refused"
 sed 's/name: dora/name: lora/' $job >"$scratch/twice.yaml"
 refused 78 'are both called lora' "$program" train "$scratch/twice.yaml" "output_dir=$scratch/refused"
 [ ! -e "$scratch/refused" ] || wrong "something was written"

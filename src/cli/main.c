@@ -262,26 +262,59 @@ static int print_each(tsr_run *runs, int count, int (*print)(tsr_run *))
     return status;
 }
 
-/* A step of one follows a step of another, so in turns takes what one after the other does. */
-static int put_time(tsr_text *out, tsr_run *runs, int count)
+static void put_seconds(tsr_text *out, double seconds)
 {
-    double seconds = 0;
-    int64_t steps = 0;
+    tsr_text_printf(out, "about %.3g %s", seconds < 120 ? seconds : seconds / 60,
+                    seconds < 120 ? "s" : "min");
+}
+
+void tsr_run_put_mixed(tsr_text *out, const tsr_job_plan_info *info)
+{
+    tsr_text_printf(out,
+                    "%" PRId64 " mixed micro-batches of at most %" PRId64 " tokens, %.1f %% full",
+                    info->mixed_count, info->mixed_capacity, 100 * info->mixed_fill);
+}
+
+/* The steps of all, and their time one after the other; 0: it is not known. */
+static int sum_up(int64_t *steps, double *seconds, tsr_run *runs, int count)
+{
+    bool known = true;
+    *steps = 0;
+    *seconds = 0;
     for (int i = 0; i < count; i++) {
         tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
         int status = tsr_job_plan(runs[i].job, &info);
         int64_t own = tsr_job_total_steps(runs[i].job);
-        if (status != 0 || info.expected_step_s <= 0 || own <= 0)
+        if (status != 0)
             return status;
-        seconds += info.expected_step_s * (double)own;
-        steps += own;
+        known &= info.expected_step_s > 0 && own > 0;
+        *seconds += info.expected_step_s * (double)own;
+        *steps += own;
     }
-    tsr_text_printf(out,
-                    "                %" PRId64 " steps in turns, about %.3g %s; one after the "
-                    "other takes as long, and loads the base %d times\n",
-                    steps, seconds < 120 ? seconds : seconds / 60, seconds < 120 ? "s" : "min",
-                    count);
+    *seconds = known ? *seconds : 0;
     return 0;
+}
+
+/* In turns a step of one follows a step of another, which takes what one after the other does. */
+static void put_turns(tsr_text *out, int64_t steps, double seconds, int count)
+{
+    tsr_text_printf(out, "                %" PRId64 " steps in turns, ", steps);
+    put_seconds(out, seconds);
+    tsr_text_printf(out, "; one after the other takes as long, and loads the base %d times\n",
+                    count);
+}
+
+static void put_mixed(tsr_text *out, const tsr_job_plan_info *info, double seconds)
+{
+    tsr_text_puts(out, "                ");
+    tsr_run_put_mixed(out, info);
+    if (info->mixed_expected_s > 0 && seconds > 0) {
+        tsr_text_puts(out, ", ");
+        put_seconds(out, info->mixed_expected_s);
+        tsr_text_puts(out, "\n                one after the other takes ");
+        put_seconds(out, seconds);
+    }
+    tsr_text_puts(out, "\n");
 }
 
 /* And what they need together. */
@@ -296,7 +329,13 @@ static int plan(tsr_run *runs, int count)
     tsr_text_printf(
         &line, "\nall %d adapters  %.1f MiB of device memory, %.1f MiB of host memory\n", count,
         (double)info.device_peak_bytes / 0x1p20, (double)info.host_peak_bytes / 0x1p20);
-    status = put_time(&line, runs, count);
+    int64_t steps;
+    double seconds;
+    status = sum_up(&steps, &seconds, runs, count);
+    if (info.mixed_count)
+        put_mixed(&line, &info, seconds);
+    else if (seconds > 0)
+        put_turns(&line, steps, seconds, count);
     answer(tsr_text_string(&line), false);
     return status;
 }

@@ -25,6 +25,8 @@ typedef struct {
 /* main.c: what this rank prints on stderr, escaped; how wide the terminal is (0: it does not say); what a signal is
  * answered with from now on (NULL: nothing). */
 void tsr_run_say(const char *text);
+void tsr_run_put_mixed(tsr_text *out,
+                       const tsr_job_plan_info *info); /* which micro-batches adapters share */
 int tsr_run_columns(void);
 void tsr_run_answer(const char *text);
 

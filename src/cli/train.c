@@ -196,6 +196,24 @@ static int start(tsr_run *r)
     return status;
 }
 
+/* Which micro-batches adapters share. */
+static int say_mixed(const tsr_run *runs, int count)
+{
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
+    tsr_auto_text line = {0};
+    int i = 0;
+    while (i < count && !runs[i].job)
+        i++;
+    int status = i < count ? tsr_job_plan(runs[i].job, &info) : 0;
+    if (status != 0 || !info.mixed_count || !runs[i].first)
+        return status;
+    tsr_text_puts(&line, "mixed    ");
+    tsr_run_put_mixed(&line, &info);
+    tsr_text_puts(&line, "; results are those of separate runs within rounding\n");
+    tsr_run_say(tsr_text_string(&line));
+    return 0;
+}
+
 int tsr_run_train(tsr_run *runs, int count)
 {
     tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
@@ -209,6 +227,8 @@ int tsr_run_train(tsr_run *runs, int count)
         if (runs[i].first)
             tsr_run_answer(stops_at_step);
     }
+    if (status == 0)
+        status = say_mixed(runs, count);
     if (status == 0)
         status = run_steps(runs, count);
     tsr_run_answer(NULL);

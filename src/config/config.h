@@ -167,6 +167,11 @@ typedef struct {
 
 typedef enum { TSR_CONFIG_BALANCE_ROWS, TSR_CONFIG_BALANCE_TOKENS } tsr_config_balance;
 typedef enum { TSR_CONFIG_ADAPTERS_APART, TSR_CONFIG_ADAPTERS_MIXED } tsr_config_adapter_mixing;
+typedef enum {
+    TSR_CONFIG_SCHEDULE_AUTO,
+    TSR_CONFIG_SCHEDULE_GREEDY,
+    TSR_CONFIG_SCHEDULE_MILP
+} tsr_config_adapter_schedule;
 typedef enum { TSR_CONFIG_MIXING_CONCATENATE, TSR_CONFIG_MIXING_INTERLEAVE } tsr_config_mixing;
 
 /* The one of these that was said; layers 1 is `layer`. */
@@ -314,6 +319,8 @@ typedef struct {
     tsr_config_defaults defaults;
 
     tsr_config_adapter_mixing adapter_mixing;
+    tsr_config_adapter_schedule adapter_schedule;
+    int64_t adapter_capacity; /* 0: null */
     /* Of a file with `adapters:` the name of the entry that this is, and how many there are; else NULL, 0. */
     const char *adapter_name;
     int adapter_count;

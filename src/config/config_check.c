@@ -351,6 +351,36 @@ static void check_adapters(const checker *c)
                          c->config->output_dir ? c->config->output_dir : "DIRECTORY");
 }
 
+/* What a micro-batch that several adapters share cannot do for one of them. */
+static void check_mixing(const checker *c)
+{
+    const tsr_config *config = c->config;
+    if (config->adapter_mixing != TSR_CONFIG_ADAPTERS_MIXED || config->adapter_count < 2)
+        return;
+    const struct {
+        bool asked;
+        const char *key, *why;
+    } refused[] = {
+        {config->objective.kind != TSR_OBJECTIVE_SFT, "objective",
+         "losses of pairs are of whole micro-batches"},
+        {config->use_dora, "use_dora", "magnitudes are of all tokens of a linear"},
+        {config->label_smoothing_factor > 0, "label_smoothing_factor", "it is of all label rows"},
+        {config->neftune_noise_alpha > 0, "neftune_noise_alpha",
+         "the noise depends on the micro-batch"},
+        {config->modules_to_save.count > 0, "modules_to_save", "a table would be one adapter's"},
+        {config->trainable_token_indices.embedding.count > 0 ||
+             config->trainable_token_indices.head.count > 0,
+         "trainable_token_indices", "a table would be one adapter's"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (refused[i].asked)
+            tsr_config_error(c->errors, where_set(c, "adapter_mixing", refused[i].key),
+                             "adapter_mixing: tokens (%s) does not go with %s (%s): %s; leave it "
+                             "out, or write adapter_mixing: none",
+                             where(c, "adapter_mixing"), refused[i].key, where(c, refused[i].key),
+                             refused[i].why);
+}
+
 /* balance: tokens makes micro-batches of unequal numbers of rows. */
 static void check_balance(const checker *c)
 {
@@ -588,6 +618,7 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_inputs(&c);
     check_response(&c);
     check_balance(&c);
+    check_mixing(&c);
     check_adapters(&c);
     check_bits(&c);
     check_batch(&c);

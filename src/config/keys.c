@@ -66,7 +66,13 @@ static const tsr_key_word mixing_words[] = {
 };
 static const tsr_key_word adapters_words[] = {
     {"none", TSR_CONFIG_ADAPTERS_APART, NULL},
-    {"tokens", TSR_CONFIG_ADAPTERS_MIXED, not_here},
+    {"tokens", TSR_CONFIG_ADAPTERS_MIXED, NULL},
+    END,
+};
+static const tsr_key_word adapter_schedule_words[] = {
+    {"auto", TSR_CONFIG_SCHEDULE_AUTO, NULL},
+    {"greedy", TSR_CONFIG_SCHEDULE_GREEDY, NULL},
+    {"milp", TSR_CONFIG_SCHEDULE_MILP, NULL},
     END,
 };
 static const tsr_key_word balance_words[] = {
@@ -486,7 +492,15 @@ static const tsr_key loop_keys[] = {
      .none = "null", .initial = "null", .help = "checkpoints to keep; null: all"},
     {"adapter_mixing", G, TSR_KEY_WORD, AT(adapter_mixing), adapters_words,
      .flags = TSR_KEY_OF_BASE, .initial = "none",
-     .help = "whether a micro-batch mixes tokens of several adapters; none: adapters take turns"},
+     .help = "whether a micro-batch mixes rows of several adapters; none: adapters take turns"},
+    {"adapter_schedule", G, TSR_KEY_WORD, AT(adapter_schedule), adapter_schedule_words,
+     .flags = TSR_KEY_OF_BASE, .initial = "auto",
+     .help =
+         "how mixed micro-batches are packed; auto: milp where it is built in (CBC), else greedy"},
+    {"adapter_capacity", G, TSR_KEY_INT, AT(adapter_capacity), .low = 1, .high = INT_TOP,
+     .flags = TSR_KEY_OF_BASE, .none = "null", .initial = "null",
+     .help =
+         "tokens of a mixed micro-batch, at most; null: those of the adapters' largest own one"},
     {"seed", G, TSR_KEY_INT, AT(seed), .low = 0, .high = INT_TOP, .flags = TSR_KEY_RESULT,
      .initial = "42", .help = "seed of the adapter's initial values, dropout and data order"},
     {"resume_from_checkpoint", G, TSR_KEY_STRING, AT(resume_from_checkpoint),

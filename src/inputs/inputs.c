@@ -1,5 +1,6 @@
 #include "inputs/inputs.h"
 
+#include "base/auto.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "inputs/earlier.h"
@@ -14,6 +15,7 @@
 #include <errno.h>
 #include <glob.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -307,6 +309,38 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
     }
     *out = like;
     return TSR_OK;
+}
+
+tsr_status tsr_inputs_mixed(tsr_inputs *out, const tsr_inputs *const *jobs, int count,
+                            const tsr_batch_bounds *bounds)
+{
+    tsr_inputs mixed = *jobs[0];
+    tsr_layout_options options = layout_options(&mixed, mixed.config.use_bnb_nested_quant);
+    TSR_AUTO_FREE const tsr_adapter_set **sets = calloc((size_t)count, sizeof *sets);
+    if (!sets)
+        return tsr_fail(TSR_ENOMEM, "out of memory for %d adapters", count);
+    for (int i = 0; i < count; i++) {
+        sets[i] = &jobs[i]->adapter.set;
+        mixed.config.lora_dropout = fmax(mixed.config.lora_dropout, jobs[i]->config.lora_dropout);
+    }
+    options.mixed = sets;
+    options.mixed_count = count;
+    options.coded_moments = false;
+    mixed.config.adapter_name = "of mixed micro-batches";
+    mixed.config.optimizer_offload = TSR_CONFIG_CHOICE_NO;
+    mixed.batch = mixed.eval_batch = mixed.reference_batch = NULL;
+    mixed.dataset = mixed.eval_dataset = NULL;
+    mixed.bounds = *bounds;
+    mixed.layout = (tsr_layout){0};
+    tsr_log_mute(true); /* what is amiss with the checkpoint was said */
+    tsr_status status =
+        tsr_layout_make(&mixed.layout, &mixed.model, mixed.checkpoint, NULL, &options);
+    tsr_log_mute(false);
+    if (status == TSR_OK)
+        status = group_units(&mixed.layout, &mixed.config);
+    if (status == TSR_OK)
+        *out = mixed;
+    return status;
 }
 
 static int64_t larger(int64_t a, int64_t b)
@@ -620,6 +654,11 @@ uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs)
 
 void tsr_inputs_close(tsr_inputs *inputs)
 {
+    if (inputs->layout.mixed_count) { /* the rest is borrowed */
+        tsr_layout_free(&inputs->layout);
+        *inputs = (tsr_inputs){0};
+        return;
+    }
     tsr_batch_destroy(inputs->batch);
     tsr_batch_destroy(inputs->eval_batch);
     tsr_batch_destroy(inputs->reference_batch);

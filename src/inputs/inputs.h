@@ -42,6 +42,8 @@ typedef struct {
     tsr_safetensors *router_bias; /* beside init_adapter (model/router_bias.h); NULL: none is */
     tsr_batch_bounds bounds;      /* of training and evaluation together */
     uint64_t contributions;       /* micro-batches of the largest step */
+    /* Of tsr_inputs_mixed, [layout.mixed_count]; borrowed. */
+    const struct tsr_model_adapter *mixed;
     /* Hashes of a sample of what the checkpoint and init_adapter hold; 0 in a plan. */
     uint64_t weights, adapter_weights;
     /* The backend, decided by the job before the model is read. */
@@ -78,6 +80,18 @@ int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks);
  * borrowed. On success free with tsr_inputs_like_close. */
 tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t layers);
 void tsr_inputs_like_close(tsr_inputs *inputs);
+
+/* What micro-batches with rows of several jobs' adapters need: one layout for them all, and otherwise the first job's inputs,
+ * from which everything else is borrowed; there are no data. Closed as any other. */
+tsr_status tsr_inputs_mixed(tsr_inputs *out, const tsr_inputs *const *jobs, int count,
+                            const tsr_batch_bounds *bounds);
+
+/* Whether the job is one of several that share micro-batches. */
+static inline bool tsr_inputs_mixes(const tsr_inputs *inputs)
+{
+    return inputs->config.adapter_mixing == TSR_CONFIG_ADAPTERS_MIXED &&
+           inputs->config.adapter_count > 1;
+}
 
 /* A hash of what the files say about the model and the adapter, but not of the weights (that is
  * inputs->weights): equal on all ranks. */

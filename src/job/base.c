@@ -236,6 +236,8 @@ static tsr_status decide_all(tsr_job *base, const tsr_room *room)
 tsr_status tsr_job_base_decide(tsr_job *job, const tsr_room *room)
 {
     tsr_job *base = tsr_job_base_of(job);
+    if (tsr_inputs_mixes(&base->inputs))
+        TSR_TRY(tsr_mixer_create(base));
     TSR_TRY(tsr_job_agree(job, decide_all(base, room)));
     for (tsr_job *j = base; j; j = j->sharer) {
         if (j->options.purpose != TSR_JOB_PLAN)
@@ -255,7 +257,8 @@ tsr_status tsr_job_base_enter(tsr_job *job)
     base->active = job;
     TSR_TRY(job->kernels->turn(job->device, job->turn));
     TSR_TRY(tsr_executor_prologue(job->executor));
-    job->word_time = tsr_now(); /* the others' time is no part of its next step's */
+    if (!base->mixer) /* the others' time is no part of its next step's */
+        job->word_time = tsr_now();
     job->exposed_before = tsr_job_exposed(job);
     return TSR_OK;
 }

@@ -199,6 +199,8 @@ static tsr_status describe(json_t **out, tsr_job *job)
                      put_hash(state, "weights", job->inputs.weights) |
                      put_hash(state, "dataset", tsr_dataset_hash(job->inputs.dataset)) |
                      put_hash(state, "plan", job->decision.plan->hash);
+    if (state && tsr_mixer_hash(job))
+        failed |= put_hash(state, "adapter_schedule", tsr_mixer_hash(job));
     if (failed) {
         json_decref(state);
         return tsr_fail(TSR_ENOMEM, "out of memory for a checkpoint's manifest");
@@ -298,6 +300,6 @@ tsr_status tsr_job_checkpoint(tsr_job *job)
     status = tsr_job_agree(job, first ? end_checkpoint(job) : TSR_OK);
     tsr_job_listen(job, false);
     TSR_TRY(status);
-    job->word_time += tsr_now() - before; /* no part of a step's time */
+    tsr_mixer_pause(job, tsr_now() - before);
     return TSR_OK;
 }

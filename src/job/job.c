@@ -317,6 +317,7 @@ tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
             d->expected.known ? d->expected.step_tokens / d->expected.simulation.step : 0};
     for (int i = 0; d->expected.known && i < TSR_CAUSE_COUNT; i++)
         own.expected_exposed_s += d->expected.simulation.exposed[i];
+    tsr_mixer_tell(&own, job);
     tsr_sized_fill(&tsr_sized_plan_info, info, &own);
     return TSR_OK;
 }
@@ -567,6 +568,7 @@ void tsr_job_destroy(tsr_job *job)
     tsr_error error;
     if (!job)
         return;
+    tsr_mixer_end(job); /* it has no micro-batch without this one */
     job->orphaned = job->sharer && !job->base;
     if (job->orphaned) /* until the last that shares its base has gone */
         return;
@@ -601,6 +603,7 @@ void tsr_job_destroy(tsr_job *job)
     tsr_arena_destroy(job->scratch_host);
     tsr_decision_free(&job->decision);
     tsr_inputs_close(&job->inputs);
+    free(job->mixer);
     if (job->base)
         tsr_job_base_leave(job);
     else

@@ -13,6 +13,7 @@
 #include "config/keys.h"
 #include "io/folder.h"
 #include "io/snapshot.h"
+#include "job/mixer.h"
 #include "job/trace.h"
 #include "model/load.h"
 #include "optim/schedule.h"
@@ -73,8 +74,9 @@ struct tsr_job {
     /* base.c: the job whose base this one shares (NULL: it has its own), the next that shares it, and of a job with a base
      * the one that used it last. What belongs to `base`: ranks, device, streams, tables and scratch. */
     tsr_job *base, *sharer, *active;
-    int turn, turns; /* this one's number among them, and of a base the largest */
-    bool orphaned;   /* destroyed by its caller, but its base is still shared */
+    int turn, turns;  /* this one's number among them, and of a base the largest */
+    tsr_mixer *mixer; /* of a base whose adapters share micro-batches (mixer.h); NULL: none do */
+    bool orphaned;    /* destroyed by its caller, but its base is still shared */
     tsr_arena *scratch_device, *scratch_host;
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;
@@ -241,6 +243,15 @@ tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
 /* The same of one whose documents' sums alone are wanted. */
 tsr_status tsr_job_stage_reference(tsr_job *job, const tsr_micro_batch *micro,
                                    const tsr_batch_step_info *info);
+
+/* start.c. Memory, model and tables of a job that is planned; and its executor, `owner` as its options have it. Both
+ * collective. */
+tsr_model_sums tsr_job_model_sums(const tsr_job *job); /* where they go: the words of a step */
+tsr_status tsr_job_start_model(tsr_job *job);
+tsr_status tsr_job_start_executor(tsr_job *job, const tsr_executor_owner *owner, int owner_count);
+
+/* step.c: all rows of the job's step are in its sums: the update is issued. Then one more step is issued than done. */
+tsr_status tsr_job_end_micro_batches(tsr_job *job);
 
 /* start.c. Puts this rank's values of a trainable segment into its working copy; tsr_job_put_trainable into the masters, too. */
 tsr_status tsr_job_put_work(tsr_job *job, int unit, int segment, const float *values);

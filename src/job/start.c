@@ -451,6 +451,17 @@ static tsr_status make_spans(tsr_job *job)
     return TSR_OK;
 }
 
+tsr_model_sums tsr_job_model_sums(const tsr_job *job)
+{
+    tsr_run_sums *sums = job->sums;
+    return (tsr_model_sums){.loss = &sums->loss,
+                            .loss_overflow = &sums->loss_overflow,
+                            .correct = &sums->correct,
+                            .entropy = &sums->entropy,
+                            .aux = &sums->aux,
+                            .dropped = &sums->dropped};
+}
+
 /* *out not NULL: it is shared already. */
 static tsr_status share_table(char **out, tsr_frozen *table, tsr_job *job, const tsr_tensor *tensor)
 {
@@ -481,13 +492,11 @@ static tsr_status share_tables(tsr_host_tables *out, tsr_job *job)
 
 /* What may fail on one rank alone ends with an agreement: the others would wait for it, in the
  * collective that comes next. */
-static tsr_status start(tsr_job *job)
+tsr_status tsr_job_start_model(tsr_job *job)
 {
     tsr_decision *d = &job->decision;
     tsr_stream *const *stream = job->streams.stream;
     tsr_host_tables tables = {0};
-    if (job->train)
-        TSR_TRY(tsr_job_agree(job, make_schedule(job)));
     TSR_TRY(tsr_job_agree(job, job->kernels->turn(job->device, job->turn)));
     if (!job->base)
         TSR_TRY(split(job));
@@ -495,30 +504,21 @@ static tsr_status start(tsr_job *job)
     if (job->inputs.config.trace)
         TSR_TRY(tsr_job_agree(job, tsr_trace_create(&job->trace, job)));
     TSR_TRY(tsr_job_agree(job, take_memory(job)));
-    if (job->train)
-        TSR_TRY(tsr_job_agree(job, make_spans(job)));
     TSR_TRY(tsr_store_share(&d->store, job->world, job->control));
     TSR_TRY(share_tables(&tables, job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
-    tsr_model_sums sums = {.loss = &job->sums->loss,
-                           .loss_overflow = &job->sums->loss_overflow,
-                           .correct = &job->sums->correct,
-                           .entropy = &job->sums->entropy,
-                           .aux = &job->sums->aux,
-                           .dropped = &job->sums->dropped};
+    tsr_model_sums sums = tsr_job_model_sums(job);
     TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
                                                stream[TSR_STREAM_H2D], &tables, sums)));
     TSR_TRY(tsr_job_choose_matmuls(job));
-    TSR_TRY(tsr_job_make_factors(job));
-    TSR_TRY(job->base ? take_base(job) : job->fill ? job->fill(job) : load_weights(job));
-    if (!job->base)
-        TSR_TRY(tsr_load_finish(&d->store, job->device_world, job->device_shard,
-                                stream[TSR_STREAM_COMM]));
-    if (!job->resume)
-        TSR_TRY(tsr_job_agree(job, tsr_job_load_router_bias(job)));
-    if (job->inputs.adapter.present)
-        TSR_TRY(tsr_job_agree(job, job->resume ? tsr_job_restore(job) : load_adapter(job)));
-    tsr_executor_options options = {.store = &d->store,
+    return job->base ? take_base(job) : TSR_OK;
+}
+
+tsr_status tsr_job_start_executor(tsr_job *job, const tsr_executor_owner *owner, int owner_count)
+{
+    tsr_executor_options options = {.store = &job->decision.store,
+                                    .owner = owner,
+                                    .owner_count = owner_count,
                                     .device = job->device,
                                     .streams = &job->streams,
                                     .world = job->device_world,
@@ -534,6 +534,27 @@ static tsr_status start(tsr_job *job)
     TSR_TRY(tsr_job_agree(job, tsr_executor_create(&job->executor, &options)));
     TSR_TRY(tsr_executor_prologue(job->executor));
     tsr_job_base_of(job)->active = job;
+    return TSR_OK;
+}
+
+static tsr_status start(tsr_job *job)
+{
+    if (job->train)
+        TSR_TRY(tsr_job_agree(job, make_schedule(job)));
+    TSR_TRY(tsr_job_start_model(job));
+    if (job->train)
+        TSR_TRY(tsr_job_agree(job, make_spans(job)));
+    TSR_TRY(tsr_job_make_factors(job));
+    if (!job->base) {
+        TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
+        TSR_TRY(tsr_load_finish(&job->decision.store, job->device_world, job->device_shard,
+                                job->streams.stream[TSR_STREAM_COMM]));
+    }
+    if (!job->resume)
+        TSR_TRY(tsr_job_agree(job, tsr_job_load_router_bias(job)));
+    if (job->inputs.adapter.present)
+        TSR_TRY(tsr_job_agree(job, job->resume ? tsr_job_restore(job) : load_adapter(job)));
+    TSR_TRY(tsr_job_start_executor(job, NULL, 0));
     if (job->inputs.adapter.present && job->inputs.adapter.fresh_magnitudes && !job->resume)
         TSR_TRY(fresh_magnitudes(job));
     return tsr_job_make_reference(job);
@@ -569,5 +590,5 @@ tsr_status tsr_job_start(tsr_job *job)
     job->state = TSR_JOB_STARTED;
     job->started_at = job->word_time = tsr_now();
     job->exposed_before = tsr_job_exposed(job); /* of the pass over the norms */
-    return TSR_OK;
+    return tsr_mixer_start(job);
 }

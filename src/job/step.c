@@ -439,26 +439,37 @@ static tsr_status end_step(tsr_job *job, bool last)
     return TSR_OK;
 }
 
-static tsr_status run_step(tsr_job *job, tsr_job_report *report)
+tsr_status tsr_job_end_micro_batches(tsr_job *job)
 {
-    tsr_batch_step_info info;
-    double before = tsr_now();
-    TSR_TRY(tsr_job_base_enter(job));
-    TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
     job->adamw.learning_rate = job->inputs.config.learning_rate *
                                tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
-    rounds r = {job->inputs.batch, &job->micro, true};
+    tsr_host_flags flags = host_flags(job); /* as late as they still count in this step */
+    job->issued++;
+    return tsr_executor_step_end(job->executor, &flags);
+}
+
+static tsr_status issue_step(tsr_job *job, const tsr_batch_step_info *info)
+{
+    const rounds r = {job->inputs.batch, &job->micro, true};
+    double before = tsr_now();
+    TSR_TRY(tsr_job_base_enter(job));
     tsr_trace_issue(job->trace, job->issued + 1);
     tsr_executor_name_step(job->executor, (uint64_t)job->issued + 1);
-    TSR_TRY(issue_rounds(job, &r, job->issued, 0, info.rounds, info.rounds));
-    job->issued++;
-    tsr_host_flags flags = host_flags(job); /* as late as they still count in this step */
-    TSR_TRY(tsr_executor_step_end(job->executor, &flags));
+    TSR_TRY(issue_rounds(job, &r, job->issued, 0, info->rounds, info->rounds));
+    TSR_TRY(tsr_job_end_micro_batches(job));
     job->issue_s = tsr_now() - before;
     if (job->issued < job->last_step) {
         TSR_TRY(stage_round(job, &r, job->issued, 0));
         job->staged_ahead = true;
     }
+    return TSR_OK;
+}
+
+static tsr_status run_step(tsr_job *job, tsr_job_report *report)
+{
+    tsr_batch_step_info info;
+    TSR_TRY(tsr_batch_step(job->inputs.batch, job->done, &info));
+    TSR_TRY(tsr_job_base_of(job)->mixer ? tsr_mixer_step(job) : issue_step(job, &info));
     TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
     tsr_job_report own;
     TSR_TRY(take_word(job, &info, job->word, &own));
@@ -483,7 +494,7 @@ tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report)
     TSR_TRY(tsr_sized_check(&tsr_sized_report, report));
     if (job->state != TSR_JOB_STARTED || !job->train)
         return tsr_fail(TSR_EINVAL, "tsr_job_step needs a training job that was started");
-    if (job->issued == job->last_step)
+    if (job->done == job->last_step)
         return TSR_JOB_DONE;
     tsr_job_listen(job, true);
     int status = finish(job, run_step(job, report));
@@ -545,7 +556,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
         tsr_job_take_preference(&own.preference, job, word, info.micro_count);
     if (stopped)
         own.mean_token_accuracy = own.entropy = NAN;
-    job->word_time += tsr_now() - before; /* no part of the next step's time */
+    tsr_mixer_pause(job, tsr_now() - before);
     if (stopped) {
         job->stopped = true;
         job->last_step = job->done;

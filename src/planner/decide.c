@@ -42,7 +42,7 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
     }
     TSR_TRY(tsr_taker_take(taker, &b->sums, TSR_PLACE_DEVICE, "step sums",
                            "loss and tokens of a step", tsr_array_of_bytes(TSR_RUN_SUMS_BYTES)));
-    if (d->train) {
+    if (d->train && !layout->mixed_count) {
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "gathered adapter of a unit",
                                "for saving", (tsr_array){TSR_F32, widest, 1}));
         b->unit = out;
@@ -163,6 +163,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
         .stride = d->stride,
         .train = d->train,
         .dropout = d->train ? config->lora_dropout : 0,
+        .adapter = inputs->mixed,
         .label_smoothing = config->label_smoothing_factor,
         .objective = config->objective.kind == TSR_OBJECTIVE_SFT ? NULL : &config->objective,
         .capacity_factor = config->moe_capacity_factor,
@@ -232,6 +233,8 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .slots = (int)inputs->config.slots,
                                 .train = d->train,
                                 .stride = d->stride,
+                                .mixed = layout->mixed_count > 0,
+                                .ends_alone = tsr_inputs_mixes(inputs) && !layout->mixed_count,
                                 .more_words = tsr_decision_loads(d, layout) +
                                               (d->model.objective ? TSR_PREFERENCE_WORDS : 0)};
     if (d->state_offloaded)

@@ -1,0 +1,215 @@
+/*
+ * Micro-batches that rows of several adapters share: each adapter has the losses of a job of its own within rounding, and
+ * the same bits on one rank and on three, wherever the base lies, and stopped and resumed; every one has its own data, rank,
+ * targets, dropout, schedule and batch size; the memory is the plan's; and what cannot share micro-batches is refused.
+ *
+ *     test_job_mixing [cuda DTYPE RANKS]
+ */
+#include "data/adapter_schedule.h"
+#include "job/members.h"
+
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MEMBERS 4
+
+#define COMMON                                                                                     \
+    "model_name_or_path: " JOB_MODEL "\nper_device_train_batch_size: 1\nmax_grad_norm: 1\n"
+
+static const char *const members[MEMBERS][12] = {
+    {"dataset: %s/rows.jsonl", "eval_dataset: %s/held_out.jsonl", "lora_r: 4", "max_steps: 3",
+     "total_batch_size: 4", "eval_steps: 2", "eval_strategy: steps"},
+    {"dataset: %s/other.jsonl", "lora_r: 8", "max_steps: 5", "total_batch_size: 4", "seed: 7",
+     "learning_rate: 1e-3", "lr_scheduler_type: cosine", "weight_decay: 0.1",
+     "lora_target_modules: [q_proj, v_proj, down_proj]"},
+    {"dataset: %s/rows.jsonl", "lora_r: 2", "lora_dropout: 0.1", "data_seed: 3", "max_steps: 4",
+     "total_batch_size: 7"},
+    {"dataset: %s/rows.jsonl", "packing: true", "max_length: %d", "lora_r: 16", "max_steps: 4",
+     "total_batch_size: 4", "optimizer_offload: true"}};
+
+static void put_key(tsr_text *out, const char *before, const char *line)
+{
+    tsr_text_puts(out, before);
+    const char *place = strchr(line, '%');
+    tsr_text_append(out, line, place ? (size_t)(place - line) : strlen(line));
+    if (place && place[1] == 's')
+        tsr_text_printf(out, "%s%s", scratch_path("."), place + 2);
+    else if (place)
+        tsr_text_printf(out, "%d", job_tokens(200));
+    tsr_text_puts(out, "\n");
+}
+
+static void configure(tsr_text *out, const char *more)
+{
+    tsr_text_printf(out, COMMON "adapter_mixing: tokens\n%sadapters:\n", more);
+    for (int m = 0; m < MEMBERS; m++) {
+        tsr_text_printf(out, "- name: member%d\n", m);
+        for (int i = 0; members[m][i]; i++)
+            put_key(out, "  ", members[m][i]);
+    }
+}
+
+static void run_mixed(members_run *out, int ranks, const char *more, members_run prototype)
+{
+    tsr_auto_text config = {0};
+    configure(&config, more);
+    prototype.config = tsr_text_string(&config);
+    prototype.count = MEMBERS;
+    members_run_all(out, ranks, prototype);
+}
+
+/* All mixed, on one rank. */
+static members_run mixed;
+
+/* ---- tests ---- */
+
+static void expect_near(double found, double wanted, double tolerance, const char *what, int member,
+                        int step)
+{
+    if (!(fabs(found - wanted) <= tolerance * fabs(wanted)))
+        fail_msg("member %d, step %d: %s is %.9g, alone %.9g", member, step + 1, what, found,
+                 wanted);
+}
+
+/* As a job of its own has them; its numbers differ by what is rounded where rows lie elsewhere among the others. */
+static void test_losses(void **state)
+{
+    (void)state;
+    double loss = job_on_gpu() ? 2e-2 : 1e-5, norm = job_on_gpu() ? 5e-2 : 1e-4;
+    for (int m = 0; m < MEMBERS; m++) {
+        tsr_auto_text config = {0};
+        job_result single;
+        const job_result *own = &mixed.result[m];
+        tsr_text_puts(&config, COMMON "save_strategy: no\n");
+        for (int i = 0; members[m][i]; i++)
+            put_key(&config, "", members[m][i]);
+        job_run(&single, 1, tsr_text_string(&config));
+        if (single.status != 0)
+            fail_msg("member %d alone: %s", m, single.message);
+        assert_int_equal(own->step_count, single.step_count);
+        assert_int_equal(own->eval_count, single.eval_count);
+        for (int i = 0; i < own->step_count; i++) {
+            const tsr_job_report *a = &own->step[i], *b = &single.step[i];
+            expect_near(a->loss, b->loss, loss, "the loss", m, i);
+            expect_near(a->grad_norm, b->grad_norm, norm, "the norm", m, i);
+            expect_near(a->mean_token_accuracy, b->mean_token_accuracy, norm, "accuracy", m, i);
+            assert_true(a->learning_rate == b->learning_rate);
+            assert_int_equal(a->label_tokens, b->label_tokens);
+            assert_int_equal(a->input_tokens, b->input_tokens);
+        }
+        for (int i = 0; i < own->eval_count; i++)
+            expect_near(own->eval[i].loss, single.eval[i].loss, loss, "an evaluation", m, i);
+        assert_int_equal(own->adapter_bytes, single.adapter_bytes);
+        job_result_free(&single);
+    }
+}
+
+static void expect_same(const members_run *run, const char *what)
+{
+    for (int m = 0; m < MEMBERS; m++) {
+        char name[96];
+        snprintf(name, sizeof name, "%s, member %d", what, m);
+        job_assert_same(&mixed.result[m], &run->result[m], name);
+    }
+}
+
+static void test_same_bits(void **state)
+{
+    static const char *const ways[] = {"offload: sharded\n", "offload: full\nunit_policy: 2\n",
+                                       "gradient_checkpointing: full\n"};
+    (void)state;
+    for (int w = 0; w < 3; w++) {
+        members_run run;
+        run_mixed(&run, job_ranks(3 - w), ways[w], (members_run){.poison = true});
+        expect_same(&run, ways[w]);
+        members_free(&run);
+    }
+}
+
+/* Stopped when all have done two steps. */
+static void test_resume(void **state)
+{
+    (void)state;
+    members_run first, second;
+    run_mixed(&first, job_ranks(2), "", (members_run){.stop_after = 1});
+    run_mixed(&second, 1, "", (members_run){.resume = true});
+    for (int m = 0; m < MEMBERS; m++) {
+        char what[32];
+        snprintf(what, sizeof what, "member %d", m);
+        assert_int_equal(first.result[m].step_count, 2);
+        job_assert_part(&mixed.result[m], &first.result[m], 0, false, what);
+        job_assert_part(&mixed.result[m], &second.result[m], 2, true, what);
+    }
+    members_free(&first);
+    members_free(&second);
+}
+
+static void expect_refused(const char *more, const char *entry, const char *words)
+{
+    tsr_auto_text config = {0};
+    tsr_job *job[2] = {NULL};
+    const char *overrides[] = {"backend=cpu"};
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
+    tsr_text_printf(&config, COMMON "dataset: %s\noutput_dir: %s\nadapter_mixing: tokens\n%s",
+                    scratch_path("rows.jsonl"), scratch_path("refused"), more);
+    tsr_text_printf(&config, "adapters:\n- {name: a}\n- {name: b%s}\n", entry);
+    tsr_job_options options = {.size = sizeof options,
+                               .config_text = tsr_text_string(&config),
+                               .overrides = overrides,
+                               .override_count = 1,
+                               .threads = 1};
+    int status = 0;
+    for (int i = 0; i < 2 && status == 0; i++) {
+        options.entry = i;
+        status = tsr_job_create(&job[i], &options);
+        options.base = job[0];
+    }
+    if (status == 0)
+        status = tsr_job_plan(job[1], &info);
+    if (status != TSR_ECONFIG || !strstr(tsr_last_error(), words))
+        fail_msg("%s%s\nended with %d: %s\nexpected: %s", more, entry, status, tsr_last_error(),
+                 words);
+    tsr_job_destroy(job[0]);
+    tsr_job_destroy(job[1]);
+    assert_int_not_equal(access(scratch_path("refused"), F_OK), 0);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    expect_refused("", ", use_dora: true", "does not go with use_dora");
+    expect_refused("", ", neftune_noise_alpha: 5", "does not go with neftune_noise_alpha");
+    expect_refused("", ", label_smoothing_factor: 0.1", "does not go with label_smoothing_factor");
+    expect_refused("", ", modules_to_save: [lm_head]", "does not go with modules_to_save");
+    expect_refused("", ", objective: dpo", "does not go with objective");
+    expect_refused("", ", lora_target_modules: [q_proj, lm_head]", "it trains a table");
+    expect_refused("adapter_capacity: 20\n", "", "adapter_capacity: 20 tokens, but adapter a has");
+    if (!tsr_adapter_schedule_has_milp())
+        expect_refused("adapter_schedule: milp\n", "", "this build has none");
+}
+
+static int set_up(void **state)
+{
+    scratch_setup(state);
+    job_write_documents("rows.jsonl", 40, 512, 3);
+    job_write_documents("other.jsonl", 60, 512, 5);
+    job_write_documents("held_out.jsonl", 7, 512, 9);
+    run_mixed(&mixed, 1, "", (members_run){0});
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    members_free(&mixed);
+    return scratch_teardown(state);
+}
+
+int main(int argc, char **argv)
+{
+    job_choose_backend(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_losses), cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_refusals)};
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
