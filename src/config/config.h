@@ -151,6 +151,7 @@ typedef struct {
     const char *chat_template;
     const char *field_messages, *field_system, *field_tools, *field_instruction, *field_input,
         *field_output, *field_history;
+    const char *field_prompt, *field_chosen, *field_rejected, *field_completion, *field_label;
     const char *field_human, *field_model;      /* words for user and assistant */
     tsr_config_names message_property_mappings; /* what the reader calls it -> what the rows do */
     tsr_config_names roles;                     /* role -> words for it */

@@ -1,5 +1,6 @@
 /*
- * peer_axolotl.c: axolotl's keys (its src/axolotl/utils/schemas, 2026). Data sets: peer_axolotl_data.c.
+ * peer_axolotl.c: axolotl's keys (its src/axolotl/utils/schemas, 2026). Data sets: peer_axolotl_data.c; preferences:
+ * peer_axolotl_rl.c.
  */
 #include "config/peer_axolotl.h"
 #include "config/config_number.h"
@@ -26,12 +27,10 @@ static const tsr_key_alias renamed[] = {
     {"micro_batch_size", "per_device_train_batch_size", NULL, 0, NULL},
     {"eval_batch_size", "per_device_eval_batch_size", NULL, 0, NULL},
     {"num_epochs", "num_train_epochs", NULL, 0, NULL},
-    {"sample_packing", "packing", NULL, 0, NULL},
     {"eval_sample_packing", "eval_packing", NULL, 0, NULL},
     {"lr_scheduler", "lr_scheduler_type", NULL, 0, NULL},
     {"bf16", "dtype", dtype_map, 0, "expected auto, full, true or false"},
     {"bfloat16", "dtype", half_map, 0, true_or_false},
-    {"lora_model_dir", "init_adapter", NULL, 0, NULL},
     {"lora_modules_to_save", "modules_to_save", NULL, 0, NULL},
     {"lora_rank_pattern", "rank_pattern", NULL, 0, NULL},
     {"lora_alpha_pattern", "alpha_pattern", NULL, 0, NULL},
@@ -61,15 +60,6 @@ static void convert_adapter(tsr_peers_work *work, const tsr_config_entry *entry)
             work, entry, &entry->value,
             "only adapters are trained: write adapter: qlora (with load_in_4bit: true) "
             "or lora");
-}
-
-static void convert_rl(tsr_peers_work *work, const tsr_config_entry *entry)
-{
-    if (!tsr_peers_is_one_of(&entry->value, "false"))
-        tsr_peers_refuse(work, entry, &entry->value,
-                         "preference training is not translated in this version; write a job.yaml "
-                         "with objective: dpo, orpo, cpo or kto (docs/objectives.md), or leave rl "
-                         "out");
 }
 
 /* Both: the union, which is all linear modules. */
@@ -262,7 +252,24 @@ static const tsr_peer_converted converted[] = {
     {"saves_per_epoch", "save_steps", convert_saves_per_epoch, "as `evals_per_epoch`"},
     {"adapter", "load_in_4bit", convert_adapter,
      "lora, qlora; `load_in_4bit` decides about the base"},
-    {"rl", NULL, convert_rl, "refused: not translated in this version"},
+    {"lora_model_dir", "init_adapter", tsr_axolotl_convert_adapter_dir,
+     "refused with `rl: dpo`, `ipo` and `kto`, which do not read its values"},
+    {"sample_packing", "packing", tsr_axolotl_convert_packing, "true is refused with `rl`"},
+    {"rl", "objective", tsr_axolotl_convert_rl,
+     "dpo, orpo, kto; ipo: dpo with `loss_type: ipo`; simpo: cpo with `loss_type: simpo`; others "
+     "are refused"},
+    {"rl_beta", "beta", tsr_axolotl_convert_beta, ""},
+    {"dpo_beta", "beta", tsr_axolotl_convert_beta, "without `rl_beta`"},
+    {"orpo_alpha", "beta", tsr_axolotl_convert_beta, "without `rl_beta`"},
+    {"trl", "beta", tsr_axolotl_convert_beta, "its beta, before `rl_beta`; else without effect"},
+    {"dpo_loss_type", "loss_type", tsr_axolotl_convert_rl_key, "with `rl: dpo` alone"},
+    {"dpo_loss_weights", "loss_weights", tsr_axolotl_convert_rl_key, "the same"},
+    {"dpo_label_smoothing", "label_smoothing", tsr_axolotl_convert_rl_key, "of `rl: dpo`"},
+    {"dpo_use_weighting", "use_weighting", tsr_axolotl_convert_rl_key, "of `rl: dpo` and `ipo`"},
+    {"simpo_gamma", "simpo_gamma", tsr_axolotl_convert_rl_key, "of `rl: simpo`"},
+    {"cpo_alpha", "cpo_alpha", tsr_axolotl_convert_rl_key, "of `rl: simpo`"},
+    {"kto_desirable_weight", "desirable_weight", tsr_axolotl_convert_rl_key, "of `rl: kto`; 0: 1"},
+    {"kto_undesirable_weight", "undesirable_weight", tsr_axolotl_convert_rl_key, "the same"},
     {"lora_target_linear", "lora_target_modules", convert_targets, "true: all-linear"},
     {"lora_target_modules", "lora_target_modules", convert_targets,
      "with `lora_target_linear: true`: all-linear"},
@@ -469,18 +476,18 @@ static const tsr_key_peer others[] = {
     {"model_quantization_config_kwargs", NULL, NULL},
     {"num_labels", NULL, NULL},
     {"cls_model_config", NULL, NULL},
-    {"trl", NULL, of_rl},
     {"vllm", NULL, of_rl},
     {"ebft", NULL, of_rl},
     {"center_rewards_coefficient", NULL, of_rl},
     {"quantize_moe_experts", NULL, NULL},
-    {"rl_beta", NULL, of_rl},
-    {"orpo_alpha", NULL, of_rl},
-    {"simpo_gamma", NULL, of_rl},
-    {"cpo_alpha", NULL, of_rl},
-    {"kto_*", NULL, of_rl},
-    {"dpo_*", NULL, of_rl},
-    {"rpo_alpha", NULL, of_rl},
+    {"dpo_use_liger_kernel", NULL, of_rl},
+    {"dpo_padding_free", NULL, of_rl},
+    {"dpo_use_logits_to_keep", NULL, of_rl},
+    {"dpo_generate_during_eval", NULL, "nothing is generated"},
+    {"rpo_alpha", "null",
+     "write dpo_loss_type: [sigmoid, sft], and dpo_loss_weights: [1, "
+     "0.1] with its value as the second"},
+    {"dpo_norm_loss", "null false", "write dpo_loss_type: [sigmoid_norm]"},
     {"max_prompt_len", NULL, of_rl},
     {"precompute_ref_log_probs", NULL, of_rl},
     /* keys that axolotl does not have either, in files that it publishes */

@@ -31,22 +31,29 @@ static const struct {
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
-/* The template's name here; NULL: it is refused. */
-static const char *name_template(tsr_peers_work *work, const tsr_config_entry *entry,
-                                 const tsr_yaml_value *value)
+/* The template's name here; NULL: there is none. */
+static const char *find_template(const tsr_yaml_value *value)
 {
     static const char fallback[] = "tokenizer_default_fallback_";
-    for (int i = 0; i < COUNT(unlike); i++)
-        if (tsr_peers_is_one_of(value, unlike[i].name))
-            tsr_peers_remark(work, "chat_template %s: %s", unlike[i].name, unlike[i].differs);
     if (tsr_peers_is_one_of(value, shared))
         return value->text;
     if (value->kind == TSR_YAML_SCALAR && !strncmp(value->text, fallback, sizeof fallback - 1))
         return value->text;
-    if (tsr_peers_is_one_of(value, own)) {
+    return tsr_peers_is_one_of(value, own) ? "tokenizer_default" : NULL;
+}
+
+/* The same; NULL: it is refused. */
+static const char *name_template(tsr_peers_work *work, const tsr_config_entry *entry,
+                                 const tsr_yaml_value *value)
+{
+    const char *name = find_template(value);
+    for (int i = 0; i < COUNT(unlike); i++)
+        if (tsr_peers_is_one_of(value, unlike[i].name))
+            tsr_peers_remark(work, "chat_template %s: %s", unlike[i].name, unlike[i].differs);
+    if (tsr_peers_is_one_of(value, own))
         tsr_peers_remark(work, "chat_template %s is the model's own template", value->text);
-        return "tokenizer_default";
-    }
+    if (name)
+        return name;
     tsr_peers_refuse(work, entry, value,
                      "no template of this name is here; name one of docs/data.md, or write the "
                      "template to a file and name that in chat_template_jinja");
@@ -74,6 +81,21 @@ void tsr_axolotl_template(tsr_peers_work *work, const tsr_config_entry *entry)
                                      : name_template(work, entry, &entry->value);
     if (name)
         tsr_peers_give_text(work, entry, "chat_template", name);
+}
+
+const char *tsr_axolotl_template_of(tsr_peers_work *work, const tsr_config_entry *entry,
+                                    const tsr_yaml_value *set)
+{
+    const tsr_yaml_value *file = tsr_peers_member(set, "chat_template_jinja");
+    const tsr_yaml_value *name = tsr_peers_member(set, "chat_template");
+    if (file || name)
+        return file ? name_file(work, entry, file) : name_template(work, entry, name);
+    const tsr_config_entry *all_file = tsr_peers_find(work, "chat_template_jinja");
+    const tsr_config_entry *all_name = tsr_peers_find(work, "chat_template");
+    const char *found = all_file && all_file->value.kind == TSR_YAML_SCALAR ? all_file->value.text
+                        : all_name ? find_template(&all_name->value) /* which else is refused */
+                                   : NULL;
+    return found ? found : "tokenizer_default";
 }
 
 /* ---- data sets ---- */
@@ -146,8 +168,6 @@ static const char *name_format(tsr_peers_work *work, const tsr_config_entry *ent
     for (int i = 0; type->kind == TSR_YAML_SCALAR && i < COUNT(known); i++)
         if (!strcmp(known[i].type, type->text))
             return known[i].format;
-    if (tsr_peers_find(work, "rl")) /* which is refused, and has types of its own */
-        return NULL;
     tsr_peers_refuse(work, entry, type,
                      "expected alpaca, chat_template, sharegpt, completion, pretrain or "
                      "input_output; %s",
@@ -250,8 +270,10 @@ static void put_member(tsr_peers_work *work, tsr_yaml_value *out, const tsr_conf
     int m = 0;
     while (m < COUNT(members) && strcmp(members[m].name, key->text) != 0)
         m++;
-    if (m == COUNT(members))
-        tsr_peers_refuse(work, entry, key, "a data set has no such member here");
+    if (m == COUNT(members) || (tsr_axolotl_rl_of(work) && members[m].here &&
+                                !tsr_peers_is_one_of(key, "split name roles field_tools")))
+        tsr_peers_refuse(work, entry, key, "a data set%s has no such member here",
+                         m < COUNT(members) ? " of preferences" : "");
     else if (members[m].here && !is_usual(key->text, value))
         tsr_peers_put(work, out, members[m].here, *value);
     else if (!members[m].here && !tsr_peers_is_one_of(value, members[m].nothing))
@@ -276,16 +298,21 @@ static void add_set(tsr_peers_work *work, tsr_yaml_value *list, const tsr_config
                     const tsr_yaml_value *set, const tsr_yaml_value *file)
 {
     const tsr_yaml_value *path = tsr_peers_member(set, "path");
-    const char *format = name_format(work, entry, tsr_peers_member(set, "type"));
+    tsr_axolotl_rl rl = tsr_axolotl_rl_of(work);
+    const char *format =
+        rl ? "preference" : name_format(work, entry, tsr_peers_member(set, "type"));
     if (!path || path->kind != TSR_YAML_SCALAR) {
         tsr_peers_refuse(work, entry, set, "expected a path in each data set");
         return;
     }
-    if (!format)
+    if (!format || rl == TSR_AXOLOTL_OTHER) /* which is refused, and has types of its own */
         return;
     tsr_yaml_value out = tsr_peers_room(work, TSR_YAML_MAP, MEMBERS + set->count);
     tsr_peers_put(work, &out, "path", join_path(work, path, file));
-    if (!strcmp(format, "messages"))
+    if (rl) {
+        if (!tsr_axolotl_put_pairs(work, &out, entry, set))
+            return;
+    } else if (!strcmp(format, "messages"))
         put_messages(work, &out, set, format);
     else
         tsr_peers_put(work, &out, "format", tsr_peers_text(work, format));

@@ -1,5 +1,6 @@
 /*
- * peer_llamafactory.c: LLaMA-Factory's keys (its src/llamafactory/hparams, 2026). Data sets: peer_llamafactory_data.c.
+ * peer_llamafactory.c: LLaMA-Factory's keys (its src/llamafactory/hparams, 2026). Data sets: peer_llamafactory_data.c;
+ * preferences: peer_llamafactory_pairs.c.
  * Those of Transformers' TrainingArguments, which it has too, are in keys_peers.c.
  */
 #include "config/peer_llamafactory.h"
@@ -21,7 +22,6 @@ static const tsr_key_alias renamed[] = {
     {"cutoff_len", "max_length", NULL, 0, NULL},
     {"double_quantization", "use_bnb_nested_quant", NULL, 0, NULL},
     {"quantization_type", "bnb_4bit_quant_type", NULL, 0, NULL},
-    {"adapter_name_or_path", "init_adapter", NULL, 0, NULL},
     {"disable_gradient_checkpointing", "gradient_checkpointing", recompute_map, 0, true_or_false},
     {"disable_shuffling", "shuffle", shuffle_map, 0, true_or_false},
     {"bf16", "dtype", bf16_map, 0, true_or_false},
@@ -46,12 +46,12 @@ static void convert_stage(tsr_peers_work *work, const tsr_config_entry *entry)
         tsr_peers_give_text(work, entry, "packing", "true");
         tsr_peers_remark(work, "a text beyond cutoff_len is not cut into several rows");
     }
-    if (!tsr_peers_is_one_of(&entry->value, "sft pt"))
-        tsr_peers_refuse(
-            work, entry, &entry->value,
-            "training on preferences or rewards is not translated in this version; write "
-            "a job.yaml with objective: dpo, orpo, cpo or kto (docs/objectives.md), or "
-            "stage: sft (answers) or pt (texts)");
+    if (tsr_llamafactory_has_pairs(work))
+        tsr_llamafactory_objective(work, entry);
+    else if (!tsr_peers_is_one_of(&entry->value, "sft pt"))
+        tsr_peers_refuse(work, entry, &entry->value,
+                         "expected sft (answers), pt (texts), dpo or kto (preferences); there are "
+                         "no reward models, and nothing is generated while training");
 }
 
 static void convert_type(tsr_peers_work *work, const tsr_config_entry *entry)
@@ -126,6 +126,10 @@ static void convert_pissa(tsr_peers_work *work, const tsr_config_entry *entry)
 /* packing and neat_packing: here documents in a row never see each other. */
 static void convert_packing(tsr_peers_work *work, const tsr_config_entry *entry)
 {
+    if (tsr_llamafactory_has_pairs(work)) {
+        tsr_peers_idle(work, entry, "stages dpo and kto pack no rows");
+        return;
+    }
     const tsr_config_entry *neat = tsr_peers_find(work, "neat_packing");
     bool both = neat && tsr_peers_is_true(&neat->value);
     if (both != (entry == neat))
@@ -154,7 +158,28 @@ static void convert_with_other(tsr_peers_work *work, const tsr_config_entry *ent
 }
 
 static const tsr_peer_converted converted[] = {
-    {"stage", NULL, convert_stage, "sft; pt: rows are text, packed; others are refused"},
+    {"stage", "objective", convert_stage,
+     "sft; pt: rows are text, packed; dpo; kto; others are refused"},
+    {"pref_loss", "loss_type", tsr_llamafactory_with_stage,
+     "sigmoid, hinge, ipo; simpo: `objective: cpo` with `cpo_alpha: 0`; others are refused"},
+    {"pref_beta", "beta", tsr_llamafactory_key, "of stages dpo and kto"},
+    {"simpo_gamma", "simpo_gamma", tsr_llamafactory_key, "of `pref_loss: simpo`"},
+    {"kto_chosen_weight", "desirable_weight", tsr_llamafactory_key, "of stage kto"},
+    {"kto_rejected_weight", "undesirable_weight", tsr_llamafactory_key, "of stage kto"},
+    {"dpo_label_smoothing", "loss_weights", tsr_llamafactory_with_stage,
+     "of `pref_loss: sigmoid`: `loss_type: [sigmoid, robust]`, weights 2 - 2e and 2e - 1"},
+    {"pref_ftx", "loss_weights", tsr_llamafactory_with_stage,
+     "of stage dpo: the weight of the loss `sft` (simpo: `cpo_alpha`), where a micro-batch is of "
+     "one pair"},
+    {"pref_bco_weight", NULL, tsr_llamafactory_refused, "of stage dpo: 0; others are refused"},
+    {"ld_alpha", NULL, tsr_llamafactory_refused, "of stage dpo: 1; others are refused"},
+    {"ref_model", "ref_adapter", tsr_llamafactory_reference,
+     "`model_name_or_path`: base, or `ref_model_adapters`; others are refused"},
+    {"ref_model_adapters", "ref_adapter", tsr_llamafactory_with_stage, "of `ref_model`"},
+    {"ref_model_quantization_bit", NULL, tsr_llamafactory_with_stage,
+     "of `ref_model`: as `quantization_bit`"},
+    {"adapter_name_or_path", "init_adapter", tsr_llamafactory_adapter,
+     "stages dpo and kto: with `ref_adapter: base`"},
     {"finetuning_type", NULL, convert_type, "lora"},
     {"quantization_bit", "load_in_4bit", convert_bits,
      "4: true; 8: `load_in_8bit`; without it: false"},
@@ -183,7 +208,6 @@ static const tsr_peer_converted converted[] = {
 static const char no_tokens[] = "tokens cannot be added, since the embedding keeps its rows";
 static const char other_loss[] = "the loss is the mean over label tokens";
 static const char adamw[] = "the optimizer is AdamW; leave it out";
-static const char preferences[] = "it belongs to preferences";
 static const char nothing_generated[] =
     "nothing is generated; `tessera eval` gives loss and perplexity of eval_dataset";
 static const char each_step[] = "metrics.jsonl has every step";
@@ -231,18 +255,12 @@ static const tsr_key_peer others[] = {
     {"asft_alpha", NULL, NULL},
     {"init_special_tokens", NULL, NULL},
     {"module_dropout", NULL, NULL},
-    {"ld_alpha", NULL, preferences},
     {"crop_to_patches", NULL, "rows are text"},
     {"use_audio_in_video", NULL, "rows are text"},
     {"eaft_alpha", NULL, NULL},
     {"fp8_*", NULL, NULL},
-    {"pref_*", NULL, preferences},
-    {"kto_*", NULL, preferences},
-    {"dpo_*", NULL, preferences},
-    {"ppo_*", NULL, preferences},
-    {"simpo_gamma", NULL, preferences},
-    {"ref_model*", NULL, preferences},
-    {"reward_model*", NULL, preferences},
+    {"ppo_*", NULL, "it belongs to stage: ppo"},
+    {"reward_model*", NULL, "it belongs to stage: ppo"},
     {"image_*", NULL, "rows are text"},
     {"video_*", NULL, "rows are text"},
     {"audio_*", NULL, "rows are text"},

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define MEMBERS 13 /* of a data set here, at most */
+#define MEMBERS 24 /* of a data set here, at most */
 
 /* ---- templates ---- */
 
@@ -44,8 +44,7 @@ static const char own[] =
     "phi_small qwen2_vl qwen3 qwen3_vl qwen3_vl_nothink qwen3_5 qwen3_5_nothink seed_oss smollm "
     "smollm2 solar";
 
-/* NULL: it is not known. */
-static const char *name_template(const tsr_yaml_value *value)
+const char *tsr_llamafactory_template_name(const tsr_yaml_value *value)
 {
     if (tsr_peers_is_one_of(value, shared))
         return value->text;
@@ -57,7 +56,7 @@ static const char *name_template(const tsr_yaml_value *value)
 
 void tsr_llamafactory_template(tsr_peers_work *work, const tsr_config_entry *entry)
 {
-    const char *name = name_template(&entry->value);
+    const char *name = tsr_llamafactory_template_name(&entry->value);
     if (!name) {
         tsr_peers_refuse(work, entry, &entry->value,
                          "no template of this name is here; leave it out for the model's own, or "
@@ -142,8 +141,8 @@ static bool is_refused(const reader *r, const tsr_yaml_value *name, const tsr_ya
                          "dataset_info.json gives it no \"file_name\"; data sets are local files");
         return true;
     }
-    if (ranking && tsr_peers_is_true(ranking)) {
-        tsr_peers_refuse(r->work, r->entry, name, "it has preferences, which are not trained on");
+    if (ranking && tsr_peers_is_true(ranking) && !tsr_llamafactory_has_pairs(r->work)) {
+        tsr_peers_refuse(r->work, r->entry, name, "it has preferences: write stage: dpo");
         return true;
     }
     for (int i = 0; columns && i < 3; i++)
@@ -168,7 +167,7 @@ static void put_alpaca(const reader *r, tsr_yaml_value *out, const tsr_yaml_valu
 {
     const tsr_yaml_value *columns = tsr_peers_member(set, "columns");
     const tsr_config_entry *template = tsr_peers_find(r->work, "template");
-    const char *name = template ? name_template(&template->value) : NULL;
+    const char *name = template ? tsr_llamafactory_template_name(&template->value) : NULL;
     put_text(r, out, "format", "alpaca");
     put_column(r, out, columns, "prompt", "instruction", "field_instruction");
     put_column(r, out, columns, "query", "input", "field_input");
@@ -259,7 +258,9 @@ static bool is_file(const char *name)
                        ".json .jsonl .parquet .csv .txt"));
 }
 
-static void put_described(const reader *r, tsr_yaml_value *out, const tsr_yaml_value *set)
+/* false: it is refused. */
+static bool put_described(const reader *r, tsr_yaml_value *out, const tsr_yaml_value *name,
+                          const tsr_yaml_value *set)
 {
     const tsr_yaml_value *format = tsr_peers_member(set, "formatting");
     const tsr_yaml_value *columns = tsr_peers_member(set, "columns");
@@ -269,7 +270,13 @@ static void put_described(const reader *r, tsr_yaml_value *out, const tsr_yaml_v
     put_text(r, out, "path", tsr_text_string(&path));
     r->work->store->failed |= path.failed;
     tsr_text_free(&path);
-    if (r->texts) {
+    if (tsr_llamafactory_has_pairs(r->work)) {
+        const tsr_yaml_value *tags = tsr_peers_member(set, "tags");
+        if (!tsr_llamafactory_put_pairs(r->work, out, r->entry, name, set))
+            return false;
+        if (tags)
+            put_roles(r, out, tags);
+    } else if (r->texts) {
         put_text(r, out, "format", "text");
         tsr_peers_put(r->work, out, "text_field",
                       prompt ? *prompt : tsr_peers_text(r->work, "instruction"));
@@ -280,6 +287,7 @@ static void put_described(const reader *r, tsr_yaml_value *out, const tsr_yaml_v
     }
     put_column(r, out, set, "split", "train", "split");
     put_column(r, out, set, "subset", "", "name");
+    return true;
 }
 
 static bool add_set(reader *r, tsr_yaml_value *list, const tsr_yaml_value *name,
@@ -302,9 +310,8 @@ static bool add_set(reader *r, tsr_yaml_value *list, const tsr_yaml_value *name,
                              r->directory);
             return false;
         }
-        if (is_refused(r, name, set))
+        if (is_refused(r, name, set) || !put_described(r, &out, name, set))
             return false;
-        put_described(r, &out, set);
     }
     if (weight)
         tsr_peers_put(r->work, &out, "weight", *weight);

@@ -112,6 +112,9 @@ tsr_yaml_value tsr_peers_split(const tsr_peers_work *work, const tsr_yaml_value 
 /* A member of a map; NULL: not there, or null. */
 const tsr_yaml_value *tsr_peers_member(const tsr_yaml_value *map, const char *key);
 
+/* A number by this name; `otherwise`: not given, or no number. */
+double tsr_peers_number(const tsr_peers_work *work, const char *name, double otherwise);
+
 /* true, yes, on. */
 bool tsr_peers_is_true(const tsr_yaml_value *value);
 

@@ -143,6 +143,16 @@ const tsr_yaml_value *tsr_peers_member(const tsr_yaml_value *map, const char *ke
     return NULL;
 }
 
+double tsr_peers_number(const tsr_peers_work *work, const char *name, double otherwise)
+{
+    const tsr_config_entry *entry = tsr_peers_find(work, name);
+    double number;
+    return entry && entry->value.kind == TSR_YAML_SCALAR &&
+                   tsr_number_parse(&number, entry->value.text)
+               ? number
+               : otherwise;
+}
+
 bool tsr_peers_is_true(const tsr_yaml_value *value)
 {
     const char *word = tsr_config_bool_word(value);

@@ -2,7 +2,8 @@
  * data/columns.h: rows whose columns, members of messages and roles have other names than the formats give them.
  *
  * A row is renamed once, before its reader sees it. What is moved is gone under its old name, and what stood under the new
- * one too. Rows of instruction and output can become chats, as LLaMA-Factory reads them.
+ * one too. Rows of instruction and output can become chats, as LLaMA-Factory reads them, and so can rows of preferences
+ * (columns_pairs.c).
  */
 #ifndef TSR_DATA_COLUMNS_H
 #define TSR_DATA_COLUMNS_H
@@ -38,7 +39,7 @@ typedef struct {
     bool optional; /* a row may lack it */
 } tsr_rename;
 
-#define TSR_COLUMNS_MOST 8
+#define TSR_COLUMNS_MOST 12
 
 /* All borrowed. */
 typedef struct {
@@ -49,6 +50,11 @@ typedef struct {
     const char *list; /* of messages, by its new name: "messages" or "conversations" */
     const char *role; /* in these, by its new name: "role" or "from" */
     bool chat;        /* {instruction, input, output, system, history} becomes {messages} */
+    /* Rows of preferences: their messages have these names, and with `chat` texts become messages. */
+    bool pairs;
+    bool asks; /* {instruction, input, history} is the prompt */
+    /* Columns that are not named do not count. */
+    bool names_prompt, names_system, names_input, names_history;
 } tsr_columns;
 
 /* Puts a renamed copy in the place of *row, which is given back. TSR_EDATA, *row is NULL: a column or member is missing or is

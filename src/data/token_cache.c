@@ -182,8 +182,9 @@ static void put_columns(tsr_text *out, const tsr_columns *c)
     put_renames(out, "column", c->columns, c->column_count);
     put_renames(out, "member", c->members, c->member_count);
     put_renames(out, "role", c->roles, c->role_count);
-    tsr_text_printf(out, "list %s role %s chat %d\n", c->list ? c->list : "",
-                    c->role ? c->role : "", c->chat);
+    tsr_text_printf(out, "list %s role %s chat %d pairs %d %d %d %d %d %d\n",
+                    c->list ? c->list : "", c->role ? c->role : "", c->chat, c->pairs, c->asks,
+                    c->names_prompt, c->names_system, c->names_input, c->names_history);
 }
 
 static void put_key(tsr_text *out, tsr_data_format format, const tsr_dataset_options *o)

@@ -207,6 +207,28 @@ static void add_members(tsr_columns *out, const tsr_config_names *names, bool sh
     }
 }
 
+static bool has_answers(tsr_data_format format)
+{
+    return format == TSR_DATA_PREFERENCE || format == TSR_DATA_UNPAIRED;
+}
+
+/* What rows of preferences call their parts. An instruction takes the place of a prompt. */
+static void name_answers(tsr_columns *out, const tsr_config_set *set)
+{
+    out->pairs = true;
+    out->chat = set->chat_template;
+    out->asks = set->field_instruction;
+    out->names_prompt = set->field_prompt;
+    out->names_system = set->field_system;
+    out->names_input = set->field_input;
+    out->names_history = set->field_history;
+    add_column(out, set->field_prompt, "prompt", "field_prompt", out->chat);
+    add_column(out, set->field_chosen, "chosen", "field_chosen", false);
+    add_column(out, set->field_rejected, "rejected", "field_rejected", false);
+    add_column(out, set->field_completion, "completion", "field_completion", false);
+    add_column(out, set->field_label, "label", "field_label", false);
+}
+
 /* What the rows of a set call their parts; NULL: as the format does. A set of instructions with a chat template is one of
  * chats, and *format becomes that. */
 static const tsr_columns *name_columns(renamed *out, const tsr_config_set *set,
@@ -218,7 +240,10 @@ static const tsr_columns *name_columns(renamed *out, const tsr_config_set *set,
                              .list = sharegpt ? "conversations" : "messages",
                              .role = sharegpt ? "from" : "role",
                              .chat = *format == TSR_DATA_ALPACA && set->chat_template};
-    add_column(columns, set->field_messages, columns->list, "field_messages", false);
+    if (has_answers(*format))
+        name_answers(columns, set);
+    else
+        add_column(columns, set->field_messages, columns->list, "field_messages", false);
     add_column(columns, set->field_system, "system", "field_system", true);
     add_column(columns, set->field_tools, "tools", "field_tools", true);
     add_column(columns, set->field_instruction, "instruction", "field_instruction", false);
@@ -231,7 +256,7 @@ static const tsr_columns *name_columns(renamed *out, const tsr_config_set *set,
             add_role(out, set->roles.items[i].words.items[w], set->roles.items[i].name);
     add_role(out, set->field_human, "user");
     add_role(out, set->field_model, "assistant");
-    if (columns->chat)
+    if (columns->chat && !columns->pairs)
         *format = TSR_DATA_MESSAGES;
     return columns->column_count || columns->member_count || columns->role_count || columns->chat
                ? columns

@@ -40,6 +40,23 @@ static const char llamafactory[] = "model_name_or_path: /models/a\n"
                                    "plot_loss: true\n"
                                    "output_dir: out\n";
 
+static const char preferences[] =
+    "base_model: /models/a\n"
+    "adapter: lora\n"
+    "rl: dpo\n"
+    "datasets: [{path: a.jsonl, type: chatml.intel}, {path: b.jsonl, type: {field_prompt: q}}]\n"
+    "dpo_loss_type: [sigmoid, sft]\n"
+    "output_dir: out\n";
+
+static const char smoothed[] = "model_name_or_path: /models/a\n"
+                               "stage: dpo\n"
+                               "finetuning_type: lora\n"
+                               "dataset: a.jsonl\n"
+                               "dpo_label_smoothing: 0.1\n"
+                               "pref_ftx: 0.1\n"
+                               "per_device_train_batch_size: 1\n"
+                               "output_dir: out\n";
+
 static void fail_each(const char *file)
 {
     static const char *const overrides[] = {"model_name_or_path=/models/b", "trace=trace.json"};
@@ -67,6 +84,8 @@ static void test_each_allocation(void **state)
     fail_each(text);
     fail_each(axolotl);
     fail_each(llamafactory);
+    fail_each(preferences);
+    fail_each(smoothed);
 }
 
 static void test_translation(void **state)

@@ -12,62 +12,14 @@
 
 #include <cmocka.h>
 
-#include "config/config.h"
 #include "config/peers.h"
+#include "config/translate_case.h"
 #include "support/scratch.h"
 
 #define AXOLOTL "base_model: m\nadapter: lora\noutput_dir: o\n"
 #define SETS    "datasets: [{path: d.jsonl, type: alpaca}]\n"
 #define FACTORY "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\noutput_dir: o\n"
 #define NAMES   "dataset: mine.jsonl\n"
-
-typedef struct {
-    const char *text, *override; /* NULL: none */
-    const char *words[6];        /* each must be in the job.yaml; with ! in front it must not be */
-} expected;
-
-static tsr_status translate(tsr_text *out, const char *text, const char *override)
-{
-    const tsr_config_source source = {.text = text,
-                                      .name = "their.yaml",
-                                      .overrides = &override,
-                                      .override_count = override != NULL};
-    return tsr_config_translate(out, &source);
-}
-
-static void check_words(const char *in, const char *const *words, int count, const char *text)
-{
-    for (int w = 0; w < count && words[w]; w++) {
-        bool absent = *words[w] == '!';
-        if ((strstr(in, words[w] + absent) != NULL) == absent)
-            fail_msg("%s\ngave\n%s\n%s '%s'", text, in, absent ? "with" : "without",
-                     words[w] + absent);
-    }
-}
-
-static void check_each(const expected *cases, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        tsr_text out = {0};
-        if (translate(&out, cases[i].text, cases[i].override) < 0)
-            fail_msg("%s\n%s", cases[i].text, tsr_last_error());
-        check_words(tsr_text_string(&out), cases[i].words, 6, cases[i].text);
-        tsr_text_free(&out);
-    }
-}
-
-static void check_refused(const expected *cases, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        tsr_text out = {0};
-        assert_int_equal(translate(&out, cases[i].text, cases[i].override), TSR_ECONFIG);
-        check_words(tsr_last_error(), cases[i].words, 6, cases[i].text);
-        assert_int_equal(out.length, 0);
-        tsr_text_free(&out);
-    }
-}
-
-#define COUNT(array) (sizeof(array) / sizeof *(array))
 
 static void test_axolotl(void **state)
 {
@@ -282,9 +234,9 @@ static void test_axolotl_refused(void **state)
 {
     (void)state;
     static const expected cases[] = {
-        {AXOLOTL SETS "rl: dpo\n",
+        {AXOLOTL SETS "rl: grpo\n",
          NULL,
-         {"their.yaml:5: rl: found 'dpo'", "not translated in this version"}},
+         {"their.yaml:5: rl: found 'grpo'", "expected dpo, ipo, orpo, kto or simpo", "!alpaca"}},
         {AXOLOTL SETS "overrides_of_model_config: {rope_theta: 1e6}\n",
          NULL,
          {"their.yaml:5: overrides_of_model_config: found 'rope_theta'", "config.json decides",
@@ -409,7 +361,9 @@ static void test_llamafactory(void **state)
         {FACTORY "dataset: hub\ndataset_dir: .\n",
          NULL,
          {"hf download --repo-type dataset someone/rows --local-dir ./hub", "file_name"}},
-        {FACTORY "dataset: pairs\ndataset_dir: .\n", NULL, {"it has preferences"}},
+        {FACTORY "dataset: pairs\ndataset_dir: .\n",
+         NULL,
+         {"it has preferences: write stage: dpo"}},
         {FACTORY "dataset: pictures\ndataset_dir: .\n",
          NULL,
          {"column \"images\"", "rows are text"}},
@@ -429,9 +383,9 @@ static void test_llamafactory(void **state)
          NULL,
          {"mask_history: found 'true'", "\"weight\": 0"}},
         {FACTORY NAMES "mix_strategy: interleave_over\n", NULL, {"found 'interleave_over'"}},
-        {"model_name_or_path: m\nstage: dpo\nfinetuning_type: full\n" NAMES,
+        {"model_name_or_path: m\nstage: rm\nfinetuning_type: full\n" NAMES,
          NULL,
-         {"2 errors", "stage: found 'dpo'", "finetuning_type: found 'full'"}},
+         {"2 errors", "stage: found 'rm'", "finetuning_type: found 'full'"}},
         {FACTORY NAMES "lora_rnak: 8\n", NULL, {"no key 'lora_rnak'", "lora_rank?"}},
     };
     char back[4096];

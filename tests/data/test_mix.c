@@ -167,10 +167,99 @@ static void columns(void **state)
     check_row("{\"output\":\"c\"}", &chat, "\"instruction\" is missing or empty");
 }
 
+#define USER(text)      "{\"role\":\"user\",\"content\":\"" text "\"}"
+#define ASSISTANT(text) "{\"role\":\"assistant\",\"content\":\"" text "\"}"
+#define SYSTEM(text)    "{\"role\":\"system\",\"content\":\"" text "\"}"
+
+/* Rows of preferences that become chats, or that have other names alone. */
+static void pairs(void **state)
+{
+    static const tsr_rename roles[] = {{"asker", "user", "roles", true}};
+    static const tsr_columns named = {
+        .columns = {{"q", "prompt", "field_prompt", false}, {"bad", "rejected", "field_rejected"}},
+        .column_count = 2,
+        .role = "role",
+        .pairs = true,
+        .names_prompt = true};
+    tsr_columns chat = {.role = "role", .pairs = true, .chat = true};
+    tsr_columns asked = chat, talks = chat, whole = chat, instructed = chat;
+    (void)state;
+    check_row("{\"q\":\"a\",\"prompt\":\"z\",\"chosen\":\"b\",\"bad\":\"c\"}", &named,
+              "{\"prompt\":\"a\",\"chosen\":\"b\",\"rejected\":\"c\"}");
+    check_row("{\"chosen\":\"b\",\"bad\":\"c\"}", &named, "has no \"q\", which field_prompt names");
+    /* texts, a message, and lists that repeat the prompt */
+    asked.columns[asked.column_count++] = (tsr_rename){"question", "prompt", "field_prompt", true};
+    asked.names_prompt = asked.names_system = true;
+    check_row("{\"question\":\"a\",\"system\":\"S\",\"chosen\":\"b\",\"rejected\":\"c\"}", &asked,
+              "{\"system\":\"S\",\"prompt\":[" SYSTEM("S") "," USER("a") "],\"chosen\":[" ASSISTANT(
+                  "b") "],\"rejected\":[" ASSISTANT("c") "]}");
+    check_row("{\"question\":\"a\",\"system\":\"\",\"chosen\":[" USER("a") "," ASSISTANT(
+                  "b") "],\"rejected\":" ASSISTANT("c") "}",
+              &asked,
+              "{\"system\":\"\",\"prompt\":[" USER("a") "],\"chosen\":[" ASSISTANT(
+                  "b") "],\"rejected\":[" ASSISTANT("c") "]}");
+    check_row("{\"system\":\"S\",\"chosen\":[" USER("a") "," ASSISTANT("b") "],\"rejected\":[" USER(
+                  "a") "," ASSISTANT("c") "]}",
+              &asked,
+              "{\"system\":\"S\",\"chosen\":[" SYSTEM("S") "," USER("a") "," ASSISTANT(
+                  "b") "],\"rejected\":[" SYSTEM("S") "," USER("a") "," ASSISTANT("c") "]}");
+    check_row("{\"question\":\"a\",\"system\":7,\"chosen\":\"b\",\"rejected\":\"c\"}", &asked,
+              "key 'system' is");
+    /* without a name for the prompt the lists are whole, and a system prompt is another column */
+    check_row("{\"prompt\":\"z\",\"system\":\"S\",\"chosen\":[" USER("a") "," ASSISTANT(
+                  "b") "],\"rejected\":[" USER("a") "," ASSISTANT("c") "]}",
+              &chat,
+              "{\"system\":\"S\",\"chosen\":[" USER("a") "," ASSISTANT("b") "],\"rejected\":[" USER(
+                  "a") "," ASSISTANT("c") "]}");
+    check_row("{\"prompt\":\"a\",\"chosen\":\"b\",\"rejected\":\"c\"}", &chat,
+              "{\"prompt\":[" USER("a") "],\"chosen\":[" ASSISTANT(
+                  "b") "],\"rejected\":[" ASSISTANT("c") "]}");
+    /* a prompt of messages: answers of several stay whole */
+    check_row("{\"prompt\":[" USER("a") "],\"chosen\":[" ASSISTANT("b") "," USER("d") "," ASSISTANT(
+                  "e") "],\"rejected\":[" ASSISTANT("c") "]}",
+              &chat,
+              "{\"prompt\":[" USER("a") "],\"chosen\":[" ASSISTANT("b") "," USER("d") "," ASSISTANT(
+                  "e") "],\"rejected\":[" ASSISTANT("c") "]}");
+    /* LLaMA-Factory's */
+    talks.columns[talks.column_count++] = (tsr_rename){"conversations", "prompt", "f", true};
+    talks.members[talks.member_count++] = (tsr_rename){"from", "role", "m", false};
+    talks.members[talks.member_count++] = (tsr_rename){"value", "content", "m", true};
+    talks.roles = roles;
+    talks.role_count = 1;
+    check_row(
+        "{\"conversations\":[{\"from\":\"asker\",\"value\":\"a\"}],\"chosen\":{\"from\":"
+        "\"assistant\",\"value\":\"b\"},\"rejected\":{\"from\":\"assistant\",\"value\":\"c\"}}",
+        &talks,
+        "{\"prompt\":[" USER("a") "],\"chosen\":[" ASSISTANT("b") "],\"rejected\":[" ASSISTANT(
+            "c") "]}");
+    check_row("{\"conversations\":[],\"chosen\":{\"value\":\"b\"}}", &talks,
+              "\"chosen\"[0]: has no \"from\"");
+    whole.columns[whole.column_count++] = (tsr_rename){"messages", "completion", "f", false};
+    check_row("{\"messages\":[" USER("a") "," ASSISTANT("b") "," USER("d") "," ASSISTANT(
+                  "e") "],\"label\":true}",
+              &whole,
+              "{\"label\":true,\"prompt\":[" USER("a") "," ASSISTANT("b") "," USER(
+                  "d") "],\"completion\":[" ASSISTANT("e") "]}");
+    instructed.asks = true;
+    check_row(
+        "{\"instruction\":\"a\",\"input\":\"b\",\"system\":\"S\",\"history\":7,"
+        "\"completion\":\"c\"}",
+        &instructed,
+        "{\"instruction\":\"a\",\"prompt\":[" USER("a") "],\"completion\":[" ASSISTANT("c") "]}");
+    instructed.names_system = instructed.names_input = instructed.names_history = true;
+    check_row("{\"instruction\":\"a\",\"input\":\"b\",\"system\":\"S\",\"history\":[[\"d\",\"e\"]],"
+              "\"completion\":\"c\",\"label\":false}",
+              &instructed,
+              "{\"instruction\":\"a\",\"input\":\"b\",\"system\":\"S\",\"history\":[[\"d\",\"e\"]],"
+              "\"label\":false,\"prompt\":[" SYSTEM("S") "," USER("d") "," ASSISTANT("e") "," USER(
+                  "a\\nb") "],\"completion\":[" ASSISTANT("c") "]}");
+    check_row("{\"chosen\":\"b\",\"rejected\":\"c\"}", &instructed, "\"instruction\" is missing");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(concatenated),
                                        cmocka_unit_test(interleaved), cmocka_unit_test(drawn),
-                                       cmocka_unit_test(columns)};
+                                       cmocka_unit_test(columns), cmocka_unit_test(pairs)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
