@@ -367,6 +367,11 @@ static void check_mixing(const checker *c)
         {config->label_smoothing_factor > 0, "label_smoothing_factor", "it is of all label rows"},
         {config->neftune_noise_alpha > 0, "neftune_noise_alpha",
          "the noise depends on the micro-batch"},
+        {config->router_aux_loss_coef > 0, "router_aux_loss_coef", "the loss is of all tokens"},
+        {config->router_bias_update_rate > 0, "router_bias_update_rate",
+         "the routers would be one adapter's"},
+        {config->moe_capacity_factor > 0, "moe_capacity_factor",
+         "which tokens are left out depends on the micro-batch"},
         {config->modules_to_save.count > 0, "modules_to_save", "a table would be one adapter's"},
         {config->trainable_token_indices.embedding.count > 0 ||
              config->trainable_token_indices.head.count > 0,

@@ -9,9 +9,9 @@
 
 #include <string.h>
 
-tsr_job *tsr_job_base_of(tsr_job *job)
+tsr_job *tsr_job_base_of(const tsr_job *job)
 {
-    return job->base ? job->base : job;
+    return job->base ? job->base : (tsr_job *)job;
 }
 
 bool tsr_job_is_shared(const tsr_job *job)

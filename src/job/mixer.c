@@ -163,7 +163,7 @@ static tsr_status make_schedule(tsr_mixer *mixer)
 
 void tsr_mixer_tell(tsr_job_plan_info *out, const tsr_job *job)
 {
-    const tsr_mixer *mixer = tsr_job_base_of((tsr_job *)job)->mixer;
+    const tsr_mixer *mixer = tsr_job_base_of(job)->mixer;
     if (!mixer || mixer->over || !mixer->schedule.micro)
         return;
     const tsr_adapter_schedule *s = &mixer->schedule;
@@ -180,7 +180,7 @@ void tsr_mixer_tell(tsr_job_plan_info *out, const tsr_job *job)
 
 uint64_t tsr_mixer_hash(const tsr_job *job)
 {
-    const tsr_mixer *mixer = tsr_job_base_of((tsr_job *)job)->mixer;
+    const tsr_mixer *mixer = tsr_job_base_of(job)->mixer;
     return mixer && !mixer->over ? mixer->schedule.hash : 0;
 }
 
@@ -201,21 +201,25 @@ static void log_schedule(const tsr_mixer *mixer)
 
 /* ---- its life ---- */
 
-/* Adapters that cannot be mixed, as far as their configurations do not say so. */
+/* Why an adapter cannot be mixed, as far as its configuration does not say so; NULL: it can. */
+static const char *hindrance(const tsr_inputs *inputs)
+{
+    const char *what = NULL;
+    for (uint64_t i = 0; i < inputs->adapter.set.count; i++) {
+        const tsr_adapter *adapter = &inputs->adapter.set.adapter[i];
+        what = adapter->dora ? "it has magnitudes (DoRA)" : what; /* of init_adapter */
+        what = adapter->experts ? "it is on experts" : what;
+    }
+    if (inputs->layout.head_trained || inputs->layout.embedding_count)
+        what = "it trains a table";
+    return inputs->adapter.present ? what : "it has no adapter";
+}
+
 static tsr_status check(const tsr_mixer *mixer)
 {
     for (int k = 0; k < mixer->count; k++) {
         const tsr_inputs *inputs = &mixer->job[k]->inputs;
-        const char *what = inputs->model.experts.count ? "the model has experts"
-                           : inputs->layout.head_trained || inputs->layout.embedding_count
-                               ? "it trains a table"
-                           : !inputs->adapter.present ? "it has no adapter"
-                                                      : NULL;
-        bool dora = false;
-        for (uint64_t i = 0; i < inputs->adapter.set.count; i++)
-            dora |= inputs->adapter.set.adapter[i].dora;
-        if (dora) /* of init_adapter */
-            what = "it has magnitudes (DoRA)";
+        const char *what = hindrance(inputs);
         if (what)
             return tsr_fail(TSR_ECONFIG,
                             "%s: adapter_mixing: tokens is not for adapter %s: %s; write "

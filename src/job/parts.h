@@ -148,7 +148,7 @@ struct tsr_job {
  * check_inputs: that they can. bytes: of a place, all of them together; taken: of device memory, so far; scratch:
  * of the largest. decide: for all of them,
  * collective. enter: before the executor is used, the one that used the base last being another. */
-tsr_job *tsr_job_base_of(tsr_job *job);
+tsr_job *tsr_job_base_of(const tsr_job *job);
 bool tsr_job_is_shared(const tsr_job *job);
 tsr_status tsr_job_base_check(const tsr_job *base, int purpose);
 void tsr_job_base_join(tsr_job *job, tsr_job *base);

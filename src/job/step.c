@@ -368,7 +368,8 @@ static void take_experts(tsr_job_report *report, const tsr_job *job,
     const int64_t *word = job->word, *load = word + TSR_WORD_COUNT;
     uint64_t count = tsr_decision_loads(&job->decision, &job->inputs.layout), experts;
     int64_t empty = 0;
-    if (!count)
+    if (!count ||
+        tsr_job_base_of(job)->mixer) /* of micro-batches that others share it is not known */
         return;
     experts = job->inputs.layout.config.experts.count;
     report->has_experts = 1;

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #define MEMBERS 4
+#define EXPERTS                                                                                    \
+    TSR_SOURCE_DIR "/tests/golden/families/qwen3_moe/checkpoint" /* two of three layers have them */
 
 #define COMMON                                                                                     \
     "model_name_or_path: " JOB_MODEL "\nper_device_train_batch_size: 1\nmax_grad_norm: 1\n"
@@ -73,36 +75,72 @@ static void expect_near(double found, double wanted, double tolerance, const cha
 }
 
 /* As a job of its own has them; its numbers differ by what is rounded where rows lie elsewhere among the others. */
+static void expect_as_alone(const job_result *own, int member, const char *config)
+{
+    double loss = job_on_gpu() ? 2e-2 : 1e-5, norm = job_on_gpu() ? 5e-2 : 1e-4;
+    job_result single;
+    job_run(&single, 1, config);
+    if (single.status != 0)
+        fail_msg("member %d alone: %s", member, single.message);
+    assert_int_equal(own->step_count, single.step_count);
+    assert_int_equal(own->eval_count, single.eval_count);
+    for (int i = 0; i < own->step_count; i++) {
+        const tsr_job_report *a = &own->step[i], *b = &single.step[i];
+        expect_near(a->loss, b->loss, loss, "the loss", member, i);
+        expect_near(a->grad_norm, b->grad_norm, norm, "the norm", member, i);
+        expect_near(a->mean_token_accuracy, b->mean_token_accuracy, norm, "accuracy", member, i);
+        assert_true(a->learning_rate == b->learning_rate);
+        assert_int_equal(a->label_tokens, b->label_tokens);
+        assert_int_equal(a->input_tokens, b->input_tokens);
+    }
+    for (int i = 0; i < own->eval_count; i++)
+        expect_near(own->eval[i].loss, single.eval[i].loss, loss, "an evaluation", member, i);
+    assert_int_equal(own->adapter_bytes, single.adapter_bytes);
+    job_result_free(&single);
+}
+
 static void test_losses(void **state)
 {
     (void)state;
-    double loss = job_on_gpu() ? 2e-2 : 1e-5, norm = job_on_gpu() ? 5e-2 : 1e-4;
     for (int m = 0; m < MEMBERS; m++) {
         tsr_auto_text config = {0};
-        job_result single;
-        const job_result *own = &mixed.result[m];
         tsr_text_puts(&config, COMMON "save_strategy: no\n");
         for (int i = 0; members[m][i]; i++)
             put_key(&config, "", members[m][i]);
-        job_run(&single, 1, tsr_text_string(&config));
-        if (single.status != 0)
-            fail_msg("member %d alone: %s", m, single.message);
-        assert_int_equal(own->step_count, single.step_count);
-        assert_int_equal(own->eval_count, single.eval_count);
-        for (int i = 0; i < own->step_count; i++) {
-            const tsr_job_report *a = &own->step[i], *b = &single.step[i];
-            expect_near(a->loss, b->loss, loss, "the loss", m, i);
-            expect_near(a->grad_norm, b->grad_norm, norm, "the norm", m, i);
-            expect_near(a->mean_token_accuracy, b->mean_token_accuracy, norm, "accuracy", m, i);
-            assert_true(a->learning_rate == b->learning_rate);
-            assert_int_equal(a->label_tokens, b->label_tokens);
-            assert_int_equal(a->input_tokens, b->input_tokens);
-        }
-        for (int i = 0; i < own->eval_count; i++)
-            expect_near(own->eval[i].loss, single.eval[i].loss, loss, "an evaluation", m, i);
-        assert_int_equal(own->adapter_bytes, single.adapter_bytes);
-        job_result_free(&single);
+        expect_as_alone(&mixed.result[m], m, tsr_text_string(&config));
     }
+}
+
+/* Adapters of the attention of a model with experts, each on some of its layers. */
+static void test_experts(void **state)
+{
+    static const char *const keys[2] = {"lora_target_modules: [q_proj, o_proj]\nlora_r: 4\n",
+                                        "lora_target_modules: [v_proj]\nlora_r: 8\n"
+                                        "layers_to_transform: [1]\nlearning_rate: 1e-2\n"};
+    (void)state;
+    tsr_auto_text common = {0}, config = {0};
+    members_run run[2];
+    tsr_text_printf(&common,
+                    "model_name_or_path: " EXPERTS "\ndataset: %s\ntotal_batch_size: 4\n"
+                    "per_device_train_batch_size: 1\nmax_steps: 3\n",
+                    scratch_path("small.jsonl"));
+    tsr_text_printf(&config, "%sadapter_mixing: tokens\nadapters:\n", tsr_text_string(&common));
+    for (int m = 0; m < 2; m++) {
+        tsr_text_printf(&config, "- name: member%d\n  ", m);
+        for (const char *c = keys[m]; *c; c++)
+            tsr_text_printf(&config, *c == '\n' && c[1] ? "\n  " : "%c", *c);
+    }
+    for (int r = 0; r < 2; r++)
+        members_run_all(&run[r], job_ranks(1 + r),
+                        (members_run){.count = 2, .config = tsr_text_string(&config)});
+    for (int m = 0; m < 2; m++) {
+        tsr_auto_text alone = {0};
+        tsr_text_printf(&alone, "%s%ssave_strategy: no\n", tsr_text_string(&common), keys[m]);
+        job_assert_same(&run[0].result[m], &run[1].result[m], "on two ranks");
+        expect_as_alone(&run[0].result[m], m, tsr_text_string(&alone));
+    }
+    members_free(&run[0]);
+    members_free(&run[1]);
 }
 
 static void expect_same(const members_run *run, const char *what)
@@ -117,7 +155,8 @@ static void expect_same(const members_run *run, const char *what)
 static void test_same_bits(void **state)
 {
     static const char *const ways[] = {"offload: sharded\n", "offload: full\nunit_policy: 2\n",
-                                       "gradient_checkpointing: full\n"};
+                                       "gradient_checkpointing: full\nunit_policy: [mlp]\n"
+                                       "activation_offloading: true\n"};
     (void)state;
     for (int w = 0; w < 3; w++) {
         members_run run;
@@ -182,6 +221,7 @@ static void test_refusals(void **state)
     expect_refused("", ", neftune_noise_alpha: 5", "does not go with neftune_noise_alpha");
     expect_refused("", ", label_smoothing_factor: 0.1", "does not go with label_smoothing_factor");
     expect_refused("", ", modules_to_save: [lm_head]", "does not go with modules_to_save");
+    expect_refused("", ", router_aux_loss_coef: 0.1", "does not go with router_aux_loss_coef");
     expect_refused("", ", objective: dpo", "does not go with objective");
     expect_refused("", ", lora_target_modules: [q_proj, lm_head]", "it trains a table");
     expect_refused("adapter_capacity: 20\n", "", "adapter_capacity: 20 tokens, but adapter a has");
@@ -195,6 +235,7 @@ static int set_up(void **state)
     job_write_documents("rows.jsonl", 40, 512, 3);
     job_write_documents("other.jsonl", 60, 512, 5);
     job_write_documents("held_out.jsonl", 7, 512, 9);
+    job_write_documents("small.jsonl", 20, 256, 1);
     run_mixed(&mixed, 1, "", (members_run){0});
     return 0;
 }
@@ -209,7 +250,8 @@ int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_losses), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_resume), cmocka_unit_test(test_refusals)};
+        cmocka_unit_test(test_losses), cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
