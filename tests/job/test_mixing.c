@@ -154,14 +154,19 @@ static void expect_same(const members_run *run, const char *what)
 
 static void test_same_bits(void **state)
 {
-    static const char *const ways[] = {"offload: sharded\n", "offload: full\nunit_policy: 2\n",
-                                       "gradient_checkpointing: full\nunit_policy: [mlp]\n"
-                                       "activation_offloading: true\n"};
+    static const struct {
+        int ranks;
+        const char *keys;
+    } ways[] = {{3, "offload: sharded\n"},
+                {2, "offload: full\nunit_policy: 2\n"},
+                {1, "gradient_checkpointing: full\nunit_policy: [mlp]\n"
+                    "activation_offloading: true\n"},
+                {4, "shard_group_size: 2\n"}};
     (void)state;
-    for (int w = 0; w < 3; w++) {
+    for (int w = 0; w < (job_on_gpu() ? 3 : 4); w++) {
         members_run run;
-        run_mixed(&run, job_ranks(3 - w), ways[w], (members_run){.poison = true});
-        expect_same(&run, ways[w]);
+        run_mixed(&run, job_ranks(ways[w].ranks), ways[w].keys, (members_run){.poison = true});
+        expect_same(&run, ways[w].keys);
         members_free(&run);
     }
 }
