@@ -18,7 +18,8 @@
  *
  * Not all of them are for every shape (tsr_graph_allowed):
  *     W + B A       only in bf16, where the weight is made from codes anyway and rounded once, with s B A
- *                   in it (kernels/nf4_merge.h): rounded a second time, small updates would be lost. Not
+ *                   in it (kernels/nf4_merge.h). A plain bf16 W is exact as it is: rounded with s B A in it, it loses small
+ *                   updates, and z is up to 1.4 times as far off (tests/adapters/test_merge_guard measures both). Not
  *                   in fp32, where a token's bits do not depend on how many lie beside it. With dropout, where
  *                   A has another X than W, only of DoRA, which multiplies W with both, and forward only
  *                   (linear.h).
