@@ -25,6 +25,7 @@ same() {
 
 # shellcheck disable=SC2086
 launch/run -n 2 "$program" train $job $keys max_steps=6 "output_dir=$scratch/all" >"$scratch/out" 2>"$scratch/log" || wrong "no run"
+grep -q '^adapters 3, a step of each in turns; each has the bits of a run of its own$' "$scratch/log" || wrong "it does not say how they share"
 grep -q '^dora step 6/6 ' "$scratch/log" || wrong "no line says whose step it is"
 for name in lora dora preferences; do
     # A run's own job.yaml is that of a job of its own.
@@ -65,7 +66,7 @@ sed -e '/use_dora/d' -e '/name: preferences/,$d' $job >"$scratch/mixed.yaml"
 mixed="$scratch/mixed.yaml $keys adapter_mixing=tokens max_steps=6 logging_steps=1 progress=lines"
 # shellcheck disable=SC2086
 launch/run -n 2 "$program" train $mixed "output_dir=$scratch/two" >"$scratch/out" 2>"$scratch/log" || wrong "no mixed run"
-grep -q '^mixed .* mixed micro-batches of at most .* tokens, .* % full' "$scratch/log" || wrong "it does not say what is mixed"
+grep -q '^adapters 2, .* mixed micro-batches of at most .* tokens, .* % full' "$scratch/log" || wrong "it does not say what is mixed"
 grep -q '^adapter_schedule: \(milp\|greedy\)  # resolved' "$scratch/two/dora/job.yaml" || wrong "the schedule is not resolved"
 # shellcheck disable=SC2086
 "$program" train $mixed "output_dir=$scratch/one" >"$scratch/out" 2>"$scratch/log" &

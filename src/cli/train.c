@@ -196,8 +196,8 @@ static int start(tsr_run *r)
     return status;
 }
 
-/* Which micro-batches adapters share. */
-static int say_mixed(const tsr_run *runs, int count)
+/* Of several adapters, how they share the base and what that does to their results. */
+static int say_sharing(const tsr_run *runs, int count)
 {
     tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     tsr_auto_text line = {0};
@@ -205,11 +205,14 @@ static int say_mixed(const tsr_run *runs, int count)
     while (i < count && !runs[i].job)
         i++;
     int status = i < count ? tsr_job_plan(runs[i].job, &info) : 0;
-    if (status != 0 || !info.mixed_count || !runs[i].first)
+    if (status != 0 || count == 1 || i == count || !runs[i].first)
         return status;
-    tsr_text_puts(&line, "mixed    ");
-    tsr_run_put_mixed(&line, &info);
-    tsr_text_puts(&line, "; results are those of separate runs within rounding\n");
+    tsr_text_printf(&line, "adapters %d, ", count);
+    if (info.mixed_count)
+        tsr_run_put_mixed(&line, &info);
+    tsr_text_puts(&line, info.mixed_count
+                             ? "; each has the results of a run of its own within rounding\n"
+                             : "a step of each in turns; each has the bits of a run of its own\n");
     tsr_run_say(tsr_text_string(&line));
     return 0;
 }
@@ -228,7 +231,7 @@ int tsr_run_train(tsr_run *runs, int count)
             tsr_run_answer(stops_at_step);
     }
     if (status == 0)
-        status = say_mixed(runs, count);
+        status = say_sharing(runs, count);
     if (status == 0)
         status = run_steps(runs, count);
     tsr_run_answer(NULL);
