@@ -486,7 +486,8 @@ static void test_key_help(void **state)
                 "here it is per_device_train_batch_size:");
     expect_text(ARGS("train", "--help", "fp16"), "only false: float16 needs loss scaling");
     expect_text(ARGS("train", "--help", "dataloader_num_workers"), "without effect");
-    expect_text(ARGS("train", "--help", "rl"), "refused: not translated in this version");
+    expect_text(ARGS("train", "--help", "rl"), "here it is objective:");
+    expect_text(ARGS("train", "--help", "dpo_norm_loss"), "only null: write dpo_loss_type:");
     expect_text(ARGS("help", "plan"), "--roofs FILE");
     expect_text(ARGS("train", "--help", "job.yaml"), "lora_target_modules=[q_proj,v_proj]");
     tsr_usage u;
