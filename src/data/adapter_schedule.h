@@ -17,6 +17,8 @@
  *   - every row is in one micro-batch, and none of these has more than `capacity` tokens;
  *   - all rows of an adapter's step are in micro-batches strictly before any row of its next step, so that the adapter can be
  *     updated between the two; a micro-batch never has two steps of one adapter;
+ *   - no row of any adapter's step s is in or after a micro-batch with a row of another's step s + 2, so that adapters can be
+ *     stepped in turns;
  *   - the pieces of a micro-batch are sorted by adapter, then row: an adapter's are neighbours.
  *
  * A schedule depends on the arguments alone: no clock, rank or address decides, the solver is bounded by nodes. GREEDY computes in

@@ -100,6 +100,24 @@ static void move_fences(tsr_schedule_merger *merger, int64_t count)
     }
 }
 
+static void widen(int64_t *least, int64_t *most, const tsr_schedule_row *rows, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        *least = rows[i].piece.step < *least ? rows[i].piece.step : *least;
+        *most = rows[i].piece.step > *most ? rows[i].piece.step : *most;
+    }
+}
+
+/* Whether adapters would be more than a step apart: whoever trains them takes a step of each in turns. */
+static bool stretches(const tsr_schedule_merger *merger, int64_t count,
+                      const tsr_schedule_window *to)
+{
+    int64_t least = INT64_MAX, most = 0;
+    widen(&least, &most, merger->rows, count);
+    widen(&least, &most, to->rows, to->count);
+    return most - least > 1;
+}
+
 /* Dissolves the last micro-batch of `from` into those of `to`, whole or not at all. */
 static tsr_status dissolve(bool *done, tsr_schedule_merger *merger, tsr_schedule_window *from,
                            tsr_schedule_window *to, bool ahead, int64_t capacity)
@@ -112,7 +130,7 @@ static tsr_status dissolve(bool *done, tsr_schedule_merger *merger, tsr_schedule
         return TSR_OK;
     TSR_TRY(take_last(&count, merger, from));
     TSR_TRY(tsr_schedule_window_reserve(to, to->count + count, to->micros));
-    if (!place(merger, count, to, ahead, capacity))
+    if (stretches(merger, count, to) || !place(merger, count, to, ahead, capacity))
         return TSR_OK;
     if (ahead)
         move_fences(merger, count);

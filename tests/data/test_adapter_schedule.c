@@ -165,6 +165,18 @@ static void keeps_steps_apart(const tsr_adapter_schedule *s, const input *in)
             assert_true(ends[a][step - 1] < begins[a][step]);
 }
 
+/* Whoever steps the adapters in turns never needs more than one step of another first. */
+static void keeps_adapters_together(const tsr_adapter_schedule *s)
+{
+    int64_t most = 0;
+    for (int64_t m = 0; m < s->count; m++) {
+        for (int64_t i = s->micro[m].first_piece; i < s->micro[m + 1].first_piece; i++)
+            most = s->pieces[i].step > most ? s->pieces[i].step : most;
+        for (int64_t i = s->micro[m].first_piece; i < s->micro[m + 1].first_piece; i++)
+            assert_true(s->pieces[i].step >= most - 1);
+    }
+}
+
 static void counts_are_right(const tsr_adapter_schedule *s, const input *in)
 {
     int64_t tokens = all_tokens(in);
@@ -197,6 +209,7 @@ static void follows_the_rules(const tsr_adapter_schedule *s, const input *in)
     has_every_row_once(s, in);
     fits_and_is_sorted(s, in);
     keeps_steps_apart(s, in);
+    keeps_adapters_together(s);
     counts_are_right(s, in);
 }
 
