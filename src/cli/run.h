@@ -15,7 +15,8 @@ typedef struct {
     tsr_config config;
     tsr_job *job;
     tsr_progress *progress;
-    bool first; /* rank 0: the one that talks */
+    bool first;   /* rank 0: the one that talks */
+    int64_t done; /* steps */
     double first_loss, last_loss;
     bool best_counts; /* the adapter is that of the best evaluation */
     bool stopped, ended;

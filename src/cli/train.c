@@ -98,6 +98,7 @@ static int begin_steps(tsr_run *r)
     int resumed = tsr_job_resumed(r->job, &report);
     if (resumed < 0)
         return resumed;
+    r->done = report.step;
     r->best_counts = r->config.load_best_model_at_end;
     bool due = resumed ? report.evaluate : r->config.eval_on_start != TSR_CONFIG_CHOICE_NO;
     return tsr_config_evaluates(&r->config) && due ? evaluate(r, report.step) : 0;
@@ -123,6 +124,7 @@ static int run_step(tsr_run *r)
         return end_steps(r);
     if (status < 0)
         return status;
+    r->done = report.step;
     show_step(r, &report);
     /* Stopped: whoever stops it waits. The evaluation is made up for when the run goes on. */
     if (tsr_config_evaluates(&r->config) && !report.stopped && (report.evaluate || report.last))
@@ -133,22 +135,25 @@ static int run_step(tsr_run *r)
     return status == 0 && r->stopped ? end_steps(r) : status;
 }
 
+/* The one with the fewest steps of those that have some left. */
+static tsr_run *next_of(tsr_run *runs, int count)
+{
+    tsr_run *next = NULL;
+    for (int i = 0; i < count; i++)
+        if (!runs[i].ended && (!next || runs[i].done < next->done))
+            next = &runs[i];
+    return next;
+}
+
 /* A step of each that has one left, until none has. */
 static int run_steps(tsr_run *runs, int count)
 {
-    int status = 0, left = 0;
-    for (int i = 0; i < count && status == 0; i++) {
-        left += !runs[i].ended;
+    int status = 0;
+    for (int i = 0; i < count && status == 0; i++)
         if (!runs[i].ended)
             status = begin_steps(&runs[i]);
-    }
-    while (left && status == 0)
-        for (int i = 0; i < count && status == 0; i++) {
-            if (runs[i].ended)
-                continue;
-            status = run_step(&runs[i]);
-            left -= runs[i].ended;
-        }
+    for (tsr_run *r = next_of(runs, count); r && status == 0; r = next_of(runs, count))
+        status = run_step(r);
     return status;
 }
 
@@ -201,13 +206,17 @@ static int say_sharing(const tsr_run *runs, int count)
 {
     tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     tsr_auto_text line = {0};
-    int i = 0;
-    while (i < count && !runs[i].job)
-        i++;
-    int status = i < count ? tsr_job_plan(runs[i].job, &info) : 0;
-    if (status != 0 || count == 1 || i == count || !runs[i].first)
+    const tsr_run *r = NULL;
+    int live = 0;
+    for (int i = count - 1; i >= 0; i--)
+        if (runs[i].job) {
+            r = &runs[i];
+            live++;
+        }
+    int status = r ? tsr_job_plan(r->job, &info) : 0;
+    if (status != 0 || live < 2 || !r->first)
         return status;
-    tsr_text_printf(&line, "adapters %d, ", count);
+    tsr_text_printf(&line, "adapters %d, ", live);
     if (info.mixed_count)
         tsr_run_put_mixed(&line, &info);
     tsr_text_puts(&line, info.mixed_count

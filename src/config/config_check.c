@@ -357,6 +357,11 @@ static void check_mixing(const checker *c)
     const tsr_config *config = c->config;
     if (config->adapter_mixing != TSR_CONFIG_ADAPTERS_MIXED || config->adapter_count < 2)
         return;
+    if (config->adapter_count == TSR_CONFIG_MAX_ADAPTERS)
+        tsr_config_error(c->errors, where(c, "adapter_mixing"),
+                         "adapter_mixing: tokens is for at most %d adapters; write none, or train "
+                         "fewer",
+                         TSR_CONFIG_MAX_ADAPTERS - 1);
     const struct {
         bool asked;
         const char *key, *why;
@@ -367,6 +372,8 @@ static void check_mixing(const checker *c)
         {config->label_smoothing_factor > 0, "label_smoothing_factor", "it is of all label rows"},
         {config->neftune_noise_alpha > 0, "neftune_noise_alpha",
          "the noise depends on the micro-batch"},
+        {config->unit_policy.bytes > 0, "unit_policy",
+         "the bytes of a unit would be all adapters'"},
         {config->router_aux_loss_coef > 0, "router_aux_loss_coef", "the loss is of all tokens"},
         {config->router_bias_update_rate > 0, "router_bias_update_rate",
          "the routers would be one adapter's"},

@@ -326,7 +326,7 @@ tsr_status tsr_inputs_mixed(tsr_inputs *out, const tsr_inputs *const *jobs, int 
     options.mixed = sets;
     options.mixed_count = count;
     options.coded_moments = false;
-    mixed.config.adapter_name = "of mixed micro-batches";
+    mixed.config.adapter_name = NULL;
     mixed.config.optimizer_offload = TSR_CONFIG_CHOICE_NO;
     mixed.batch = mixed.eval_batch = mixed.reference_batch = NULL;
     mixed.dataset = mixed.eval_dataset = NULL;
@@ -340,6 +340,8 @@ tsr_status tsr_inputs_mixed(tsr_inputs *out, const tsr_inputs *const *jobs, int 
         status = group_units(&mixed.layout, &mixed.config);
     if (status == TSR_OK)
         *out = mixed;
+    else
+        tsr_layout_free(&mixed.layout);
     return status;
 }
 

@@ -262,6 +262,7 @@ static tsr_status give_files(const tsr_job *job)
 
 tsr_status tsr_job_save(tsr_job *job)
 {
+    TSR_TRY(tsr_job_check_stepped(job, "tsr_job_save"));
     if (job->state != TSR_JOB_STARTED || !job->train)
         return tsr_fail(TSR_EINVAL, "tsr_job_save needs a training job that was started");
     TSR_TRY(tsr_job_quiet(job));

@@ -192,6 +192,8 @@ static uint64_t own_bytes(const tsr_job *job)
 static tsr_status named(const tsr_job *job, tsr_status status)
 {
     const char *name = job->inputs.config.adapter_name;
+    if (status < 0 && job->inputs.layout.mixed_count)
+        return tsr_fail_lines(status, "mixed micro-batches: %s", tsr_last_error());
     return status < 0 && name ? tsr_fail_lines(status, "adapter %s: %s", name, tsr_last_error())
                               : status;
 }

@@ -283,6 +283,7 @@ tsr_status tsr_job_checkpoint(tsr_job *job)
 {
     if (job->state != TSR_JOB_STARTED || job->options.purpose != TSR_JOB_TRAIN)
         return tsr_fail(TSR_EINVAL, "tsr_job_checkpoint needs a training job that was started");
+    TSR_TRY(tsr_job_check_stepped(job, "tsr_job_checkpoint"));
     if (job->saved == job->done)
         return TSR_OK;
     double before = tsr_now();

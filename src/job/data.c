@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/phase.h"
 
-/* A rank that reads, and says to those that wait that it is alive: each wait of theirs has a deadline. */
+/* A rank that works, and says to those that wait that it is alive: each wait of theirs has a deadline. */
 typedef struct {
     tsr_job *job;
     tsr_phase_listener listener; /* who hears of progress otherwise */
@@ -23,7 +23,7 @@ static tsr_status read(tsr_job *job, int threads)
                : tsr_inputs_read_data(&job->inputs, job->train, job->view.ranks);
 }
 
-/* All ranks meet; *reading: whether some rank still reads. */
+/* All ranks meet; *reading: whether some rank still does. */
 static tsr_status meet(int64_t *reading, tsr_job *job)
 {
     TSR_TRY(tsr_comm_all_reduce(job->world, job->control, reading, 1, TSR_MAX));
@@ -43,31 +43,37 @@ static void beat(void *user, const char *phase, double done, double total)
     r->status = meet(&reading, r->job);
 }
 
-/* What the first rank of each node reads; the others wait. */
-static tsr_status read_first(tsr_job *job, bool first, int threads)
+tsr_status tsr_job_let_work(tsr_job *job, bool works, tsr_status (*work)(void *user), void *user)
 {
     reader r = {.job = job, .listener = tsr_phase_get(), .last = tsr_now()};
     tsr_status status = TSR_OK;
-    if (first) {
+    if (works) {
         tsr_phase_set(beat, &r);
-        status = read(job, threads);
+        status = work(user);
         tsr_phase_set(r.listener.sink, r.listener.user);
     }
-    for (int64_t reading = 1; reading && r.status >= 0;) {
-        reading = 0;
-        r.status = meet(&reading, job);
+    for (int64_t working = 1; working && r.status >= 0;) {
+        working = 0;
+        r.status = meet(&working, job);
     }
     return r.status < 0 ? r.status : status;
+}
+
+/* On all cores of the node. */
+static tsr_status read_for_node(void *user)
+{
+    tsr_job *job = user;
+    int threads = tsr_pool_thread_count(tsr_device_pool(job->host));
+    return read(job, threads * tsr_comm_local_size(job->world));
 }
 
 tsr_status tsr_job_read_data(tsr_job *job)
 {
     int threads = tsr_pool_thread_count(tsr_device_pool(job->host));
-    int local = tsr_comm_local_size(job->world);
     bool first = tsr_comm_local_rank(job->world) == 0;
     bool plain = !job->inputs.config.dataset_cache || job->inputs.rows.next;
     if (plain || tsr_comm_size(job->world) == 1)
         return tsr_job_agree(job, read(job, threads));
-    TSR_TRY(tsr_job_agree(job, read_first(job, first, threads * local)));
+    TSR_TRY(tsr_job_agree(job, tsr_job_let_work(job, first, read_for_node, job)));
     return tsr_job_agree(job, first ? TSR_OK : read(job, threads));
 }

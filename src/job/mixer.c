@@ -62,27 +62,34 @@ static const char *name_of(const tsr_mixer *mixer, int adapter)
     return mixer->job[adapter]->inputs.config.adapter_name;
 }
 
+/* Tokens of the longest row of all steps. */
+static int32_t longest_row(tsr_job *job)
+{
+    int32_t most = 0;
+    for (int64_t step = 0; step < tsr_batch_run_of(job->inputs.batch)->steps; step++)
+        for (int64_t i = 0; i < tsr_batch_rows(job->inputs.batch, step); i++) {
+            int32_t tokens = tsr_batch_row_of(job->inputs.batch, step, i).tokens;
+            most = tokens > most ? tokens : most;
+        }
+    return most;
+}
+
 /* Tokens of a micro-batch, at most. */
 static tsr_status find_capacity(int64_t *out, const tsr_mixer *mixer)
 {
     const tsr_config *config = &mixer->job[0]->inputs.config;
-    int64_t most = 0;
+    int64_t most = 0, asked = config->adapter_capacity;
     for (int k = 0; k < mixer->count; k++) {
-        tsr_job *job = mixer->job[k];
-        const tsr_batch_run *run = tsr_batch_run_of(job->inputs.batch);
-        most = larger(most, run->most_tokens);
-        for (int64_t step = 0; config->adapter_capacity && step < run->steps; step++)
-            for (int64_t i = 0; i < tsr_batch_rows(job->inputs.batch, step); i++) {
-                int32_t tokens = tsr_batch_row_of(job->inputs.batch, step, i).tokens;
-                if (tokens > config->adapter_capacity)
-                    return tsr_fail(TSR_ECONFIG,
-                                    "%s: adapter_capacity: %lld tokens, but adapter %s has a row "
-                                    "of %d; write at least that, or null",
-                                    tsr_config_where(config, "adapter_capacity"),
-                                    (long long)config->adapter_capacity, name_of(mixer, k), tokens);
-            }
+        most = larger(most, tsr_batch_run_of(mixer->job[k]->inputs.batch)->most_tokens);
+        int32_t longest = asked ? longest_row(mixer->job[k]) : 0;
+        if (longest > asked)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: adapter_capacity: %lld tokens, but the longest row of adapter %s "
+                            "has %d; write at least that, or null",
+                            tsr_config_where(config, "adapter_capacity"), (long long)asked,
+                            name_of(mixer, k), longest);
     }
-    *out = config->adapter_capacity ? config->adapter_capacity : most;
+    *out = asked ? asked : most;
     return TSR_OK;
 }
 
@@ -92,8 +99,9 @@ static tsr_adapter_schedule_kind kind_of(const tsr_config *config)
     return milp ? TSR_ADAPTER_SCHEDULE_MILP : TSR_ADAPTER_SCHEDULE_GREEDY;
 }
 
-static tsr_status solve(tsr_mixer *mixer)
+static tsr_status solve(void *user)
 {
+    tsr_mixer *mixer = user;
     TSR_AUTO_FREE tsr_adapter_rows *rows = calloc((size_t)mixer->count, sizeof *rows);
     TSR_AUTO_FREE row_list *list = calloc((size_t)mixer->count, sizeof *list);
     tsr_status status = rows && list ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for rows");
@@ -137,6 +145,18 @@ static tsr_status share_schedule(tsr_mixer *mixer)
     return tsr_stream_synchronize(own->control);
 }
 
+/* Without data: micro-batches of the capacity, with as many documents and labels a token as an adapter's own. */
+static void fill_bounds(tsr_mixer *mixer)
+{
+    tsr_batch_bounds *b = &mixer->bounds;
+    int64_t capacity = mixer->job[0]->inputs.config.adapter_capacity;
+    if (capacity <= b->tokens || b->tokens <= 0)
+        return;
+    b->documents = (b->documents * capacity + b->tokens - 1) / b->tokens;
+    b->label_rows = (b->label_rows * capacity + b->tokens - 1) / b->tokens;
+    b->tokens = capacity;
+}
+
 /* What micro-batches hold at most: of the schedule, or without data what one adapter's would. */
 static tsr_status make_schedule(tsr_mixer *mixer)
 {
@@ -150,10 +170,15 @@ static tsr_status make_schedule(tsr_mixer *mixer)
         mixer->bounds.label_rows = larger(mixer->bounds.label_rows, its->label_rows);
         mixer->bounds.longest = larger(mixer->bounds.longest, its->longest);
     }
-    if (!data)
+    if (!data) {
+        fill_bounds(mixer);
         return TSR_OK;
-    TSR_TRY(tsr_job_agree(mixer->job[0], own->view.rank == 0 ? solve(mixer) : TSR_OK));
-    if (own->view.ranks > 1 && own->options.purpose != TSR_JOB_PLAN)
+    }
+    bool meets = own->view.ranks > 1 && own->options.purpose != TSR_JOB_PLAN;
+    TSR_TRY(tsr_job_agree(mixer->job[0],
+                          meets ? tsr_job_let_work(own, own->view.rank == 0, solve, mixer)
+                                : solve(mixer)));
+    if (meets)
         TSR_TRY(share_schedule(mixer));
     mixer->bounds.tokens = mixer->bounds.documents = mixer->bounds.label_rows = 0;
     for (int64_t i = 0; i < mixer->schedule.count; i++)
@@ -212,6 +237,8 @@ static const char *hindrance(const tsr_inputs *inputs)
     }
     if (inputs->layout.head_trained || inputs->layout.embedding_count)
         what = "it trains a table";
+    if (inputs->router_bias)
+        what = "init_adapter has biases of routers";
     return inputs->adapter.present ? what : "it has no adapter";
 }
 
@@ -220,6 +247,11 @@ static tsr_status check(const tsr_mixer *mixer)
     for (int k = 0; k < mixer->count; k++) {
         const tsr_inputs *inputs = &mixer->job[k]->inputs;
         const char *what = hindrance(inputs);
+        if (!tsr_inputs_mixes(inputs)) /* of a file of its own */
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: adapter_mixing: tokens is for adapters of one list, and another "
+                            "job shares this base",
+                            tsr_config_where(&mixer->job[0]->inputs.config, "adapter_mixing"));
         if (what)
             return tsr_fail(TSR_ECONFIG,
                             "%s: adapter_mixing: tokens is not for adapter %s: %s; write "
@@ -299,11 +331,18 @@ static tsr_status make_inputs(tsr_mixer *mixer)
         inputs[k] = &mixer->job[k]->inputs;
     TSR_TRY(tsr_inputs_mixed(own, inputs, mixer->count, &mixer->bounds));
     own->mixed = mixer->adapter;
-    return TSR_OK;
+    if (own->layout.plan_unit_count == inputs[0]->layout.plan_unit_count)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: unit_policy cuts a layer with all adapters otherwise than with one; write "
+                    "layer, or adapter_mixing: none",
+                    tsr_config_where(&own->config, "unit_policy"));
 }
 
 tsr_status tsr_mixer_create(tsr_job *base)
 {
+    if (base->mixer)
+        return tsr_fail(TSR_EINVAL, "the jobs on this base have failed to be planned before");
     tsr_mixer *mixer = calloc(1, sizeof *mixer);
     if (!mixer)
         return tsr_job_agree(base, tsr_fail(TSR_ENOMEM, "out of memory for a mixer"));
@@ -320,11 +359,13 @@ tsr_status tsr_mixer_create(tsr_job *base)
     return TSR_OK;
 }
 
-/* Rows of a step, which add to its sums one by one at most. */
+/* Micro-batches that add to the sums of one step, at most: as many as the step has rows. */
 static uint64_t contributions(const tsr_job *job)
 {
-    const tsr_batch_run *run = tsr_batch_run_of(job->inputs.batch);
-    return (uint64_t)(run->step_micro * job->inputs.config.per_device_train_batch_size);
+    int64_t most = 1;
+    for (int64_t step = 0; step < tsr_batch_run_of(job->inputs.batch)->steps; step++)
+        most = larger(most, tsr_batch_rows(job->inputs.batch, step));
+    return (uint64_t)most;
 }
 
 static tsr_status make_micro(tsr_mixer *mixer)
@@ -336,22 +377,39 @@ static tsr_status make_micro(tsr_mixer *mixer)
                                                    .most_label_rows = (int32_t)bounds->label_rows});
 }
 
-/* Of a run that goes on: its micro-batches may be others, if an adapter has ended. */
+/* Of a run that goes on: its micro-batches may be others. mixer NULL: they are its own. */
 static void compare_schedule(const tsr_mixer *mixer, const tsr_job *job)
 {
-    char now[24];
-    if (!job->resume)
+    char now[24] = "none";
+    if (!job->resume || job->view.rank != 0)
         return;
     const char *was =
         json_string_value(json_object_get(tsr_snapshot_state(job->resume), "adapter_schedule"));
-    snprintf(now, sizeof now, "%016" PRIx64, mixer->schedule.hash);
-    if (job->view.rank == 0 && (!was || strcmp(was, now) != 0))
+    if (mixer)
+        snprintf(now, sizeof now, "%016" PRIx64, mixer->schedule.hash);
+    if (strcmp(was ? was : "none", now) != 0)
         tsr_log(
-            TSR_LOG_INFO,
-            "adapter %s: its rows are packed otherwise than when its checkpoint was written, since "
-            "other adapters are trained beside it, or a solver ran on another kind of "
-            "processor: results agree within rounding",
-            job->inputs.config.adapter_name);
+            TSR_LOG_WARNING,
+            "%s: its micro-batches hold other rows than when its checkpoint was written: results "
+            "agree with those of a run that was never stopped within rounding",
+            job->inputs.config.output_dir);
+}
+
+static tsr_status take_jobs(tsr_mixer *mixer)
+{
+    for (int k = 0; k < mixer->count; k++) {
+        tsr_job *job = mixer->job[k];
+        tsr_run_sums *sums = tsr_mixer_sums(mixer, k);
+        compare_schedule(mixer, job);
+        tsr_model_set_sums(mixer->own->model, k, tsr_job_model_sums(sums));
+        mixer->owner[k] = (tsr_executor_owner){.store = &job->decision.store,
+                                               .gradient_overflow = &sums->gradient_overflow,
+                                               .contributions = contributions(job),
+                                               .begins = &mixer->begins[k]};
+        tsr_mixer_begin_step(mixer, k);
+        TSR_TRY(tsr_mixer_take_work(mixer, k));
+    }
+    return tsr_streams_synchronize(&mixer->own->streams);
 }
 
 static tsr_status start(tsr_mixer *mixer)
@@ -359,29 +417,24 @@ static tsr_status start(tsr_mixer *mixer)
     tsr_job *own = mixer->own;
     TSR_TRY(tsr_job_agree(own, make_micro(mixer)));
     TSR_TRY(tsr_job_start_model(own));
-    for (int k = 0; k < mixer->count; k++) {
-        tsr_job *job = mixer->job[k];
-        compare_schedule(mixer, job);
-        tsr_model_set_sums(own->model, k, tsr_job_model_sums(job));
-        mixer->owner[k] = (tsr_executor_owner){.store = &job->decision.store,
-                                               .gradient_overflow = &job->sums->gradient_overflow,
-                                               .contributions = contributions(job),
-                                               .begins = &mixer->begins[k]};
-        tsr_mixer_begin_step(mixer, k);
-        TSR_TRY(tsr_mixer_take_work(mixer, k));
-    }
-    TSR_TRY(tsr_job_agree(own, tsr_streams_synchronize(&own->streams)));
+    TSR_TRY(tsr_job_agree(own, take_jobs(mixer)));
     TSR_TRY(tsr_job_start_executor(own, mixer->owner, mixer->count));
     own->state = TSR_JOB_STARTED;
     mixer->started = true;
+    for (int k = 0; k < mixer->count; k++)
+        mixer->job[k]->word_time = tsr_now();
     return TSR_OK;
 }
 
 tsr_status tsr_mixer_start(tsr_job *job)
 {
     tsr_mixer *mixer = tsr_job_base_of(job)->mixer;
+    tsr_job_listen(job, true);
     if (!mixer)
-        return TSR_OK;
+        compare_schedule(NULL, job);
+    tsr_job_listen(job, false);
+    if (!mixer || mixer->over)
+        return mixer ? tsr_mixer_check(job) : TSR_OK;
     for (int k = 0; k < mixer->count; k++)
         if (mixer->job[k]->state != TSR_JOB_STARTED)
             return TSR_OK;

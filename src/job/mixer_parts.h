@@ -28,6 +28,9 @@ struct tsr_mixer {
 /* The working copies of one adapter, as its last update left them, into those of the mixer. */
 tsr_status tsr_mixer_take_work(tsr_mixer *mixer, int adapter);
 
+/* What micro-batches add to for an adapter until its step is complete. */
+tsr_run_sums *tsr_mixer_sums(const tsr_mixer *mixer, int adapter);
+
 /* The job's step has begun: none of its rows is in its sums. */
 void tsr_mixer_begin_step(tsr_mixer *mixer, int adapter);
 

@@ -28,16 +28,33 @@ tsr_status tsr_mixer_take_work(tsr_mixer *mixer, int adapter)
     return TSR_OK;
 }
 
+tsr_run_sums *tsr_mixer_sums(const tsr_mixer *mixer, int adapter)
+{
+    return (tsr_run_sums *)((char *)mixer->own->sums + (size_t)adapter * TSR_RUN_SUMS_BYTES);
+}
+
+/* What a step has summed becomes the job's, whose update reads it. */
+static tsr_status move_sums(const tsr_mixer *mixer, int adapter)
+{
+    const uint64_t bytes =
+        offsetof(tsr_run_sums, aux); /* and what follows is not of a micro-batch */
+    tsr_run_sums *sums = tsr_mixer_sums(mixer, adapter);
+    tsr_stream *stream = mixer->own->streams.stream[TSR_STREAM_OPTIM];
+    TSR_TRY(tsr_stream_copy(stream, mixer->job[adapter]->sums, sums, bytes));
+    return tsr_stream_fill(stream, sums, 0, bytes);
+}
+
 /* All rows of its step are in its sums. */
 static tsr_status update(tsr_mixer *mixer, int adapter)
 {
     tsr_job *job = mixer->job[adapter];
     if (job->issued > job->done)
         return tsr_fail(TSR_EINVAL,
-                        "adapter %s has a step that tsr_job_step was not called for; jobs that "
-                        "share micro-batches are stepped in turns",
+                        "adapter %s has a step that tsr_job_step was not called for; of jobs that "
+                        "share micro-batches step the one with the fewest steps",
                         job->inputs.config.adapter_name);
     TSR_TRY(tsr_job_base_enter(job));
+    TSR_TRY(move_sums(mixer, adapter));
     tsr_executor_name_step(job->executor, (uint64_t)job->issued + 1);
     TSR_TRY(tsr_job_end_micro_batches(job));
     TSR_TRY(tsr_mixer_take_work(mixer, adapter));
@@ -62,15 +79,24 @@ static const tsr_schedule_piece *pieces_of(const tsr_mixer *mixer, int64_t index
     return mixer->schedule.pieces + micro->first_piece;
 }
 
-/* Takes a micro-batch into the round; false: it has another step of an adapter. *empty: nothing of it is due. */
-static bool join(tsr_mixer *mixer, int64_t index, bool *empty)
+/* Whether rows come after an update that cannot be made before the one before it is read. */
+static bool must_wait(const tsr_mixer *mixer, const tsr_schedule_piece *piece)
+{
+    const tsr_job *job = mixer->job[piece->adapter];
+    return piece->step > job->issued && job->issued > job->done;
+}
+
+/* Takes a micro-batch into the round; false: it has another step of an adapter, or what has time until the next round. *empty:
+ * nothing of it is due. */
+static bool join(tsr_mixer *mixer, int64_t index, bool begun, bool *empty)
 {
     int64_t count;
     const tsr_schedule_piece *piece = pieces_of(mixer, index, &count);
     *empty = true;
     for (int64_t i = 0; i < count; i++) {
         int64_t step = mixer->step[piece[i].adapter];
-        if (is_due(mixer, &piece[i]) && step >= 0 && step != piece[i].step)
+        if (is_due(mixer, &piece[i]) &&
+            ((step >= 0 && step != piece[i].step) || (begun && must_wait(mixer, &piece[i]))))
             return false;
     }
     for (int64_t i = 0; i < count; i++)
@@ -90,7 +116,7 @@ static bool next_round(tsr_mixer *mixer, int64_t *mine)
         mixer->step[k] = -1;
     for (; mixer->next < mixer->schedule.count && members < ranks; mixer->next++) {
         bool empty;
-        if (!join(mixer, mixer->next, &empty))
+        if (!join(mixer, mixer->next, members > 0, &empty))
             break;
         if (!empty && members++ == mixer->own->view.rank)
             *mine = mixer->next;
@@ -188,14 +214,20 @@ static tsr_status run_round(tsr_mixer *mixer)
     return TSR_OK;
 }
 
+tsr_status tsr_mixer_check(const tsr_job *job)
+{
+    const tsr_mixer *mixer = tsr_job_base_of(job)->mixer;
+    if (!mixer || (mixer->started && !mixer->over))
+        return TSR_OK;
+    return tsr_fail(TSR_EINVAL, mixer->over
+                                    ? "a job that shares its micro-batches was destroyed"
+                                    : "start all jobs that share their micro-batches first");
+}
+
 tsr_status tsr_mixer_step(tsr_job *job)
 {
     tsr_mixer *mixer = tsr_job_base_of(job)->mixer;
     int k = 0;
-    if (mixer->over || !mixer->started)
-        return tsr_fail(TSR_EINVAL, mixer->over
-                                        ? "a job that shares its micro-batches was destroyed"
-                                        : "start all jobs that share their micro-batches first");
     while (mixer->job[k] != job)
         k++;
     if (job->issued > job->done)
@@ -206,6 +238,12 @@ tsr_status tsr_mixer_step(tsr_job *job)
     TSR_TRY(update(mixer, k));
     job->issue_s = tsr_now() - before;
     return TSR_OK;
+}
+
+const tsr_executor *tsr_mixer_executor(const tsr_job *job)
+{
+    const tsr_mixer *mixer = tsr_job_base_of(job)->mixer;
+    return mixer && mixer->started && !mixer->over ? mixer->own->executor : NULL;
 }
 
 void tsr_mixer_pause(tsr_job *job, double seconds)

@@ -189,6 +189,13 @@ tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
 /* job->factors, where the adapter starts from principal parts (factors.c); collective. */
 tsr_status tsr_job_make_factors(tsr_job *job);
 
+/* Some ranks do `work`, the others wait and hear that these are alive wherever they tell how far they are (base/phase.h).
+ * Returns this rank's status, or that of the meetings; collective. */
+tsr_status tsr_job_let_work(tsr_job *job, bool works, tsr_status (*work)(void *user), void *user);
+
+/* TSR_EINVAL where the job's update is issued and not yet read: what it is called for would be of another step. */
+tsr_status tsr_job_check_stepped(const tsr_job *job, const char *function);
+
 /* Reads the data of inputs on every rank; collective. */
 tsr_status tsr_job_read_data(tsr_job *job);
 
@@ -246,7 +253,7 @@ tsr_status tsr_job_stage_reference(tsr_job *job, const tsr_micro_batch *micro,
 
 /* start.c. Memory, model and tables of a job that is planned; and its executor, `owner` as its options have it. Both
  * collective. */
-tsr_model_sums tsr_job_model_sums(const tsr_job *job); /* where they go: the words of a step */
+tsr_model_sums tsr_job_model_sums(tsr_run_sums *sums); /* where they go: the words of a step */
 tsr_status tsr_job_start_model(tsr_job *job);
 tsr_status tsr_job_start_executor(tsr_job *job, const tsr_executor_owner *owner, int owner_count);
 

@@ -451,9 +451,8 @@ static tsr_status make_spans(tsr_job *job)
     return TSR_OK;
 }
 
-tsr_model_sums tsr_job_model_sums(const tsr_job *job)
+tsr_model_sums tsr_job_model_sums(tsr_run_sums *sums)
 {
-    tsr_run_sums *sums = job->sums;
     return (tsr_model_sums){.loss = &sums->loss,
                             .loss_overflow = &sums->loss_overflow,
                             .correct = &sums->correct,
@@ -507,7 +506,7 @@ tsr_status tsr_job_start_model(tsr_job *job)
     TSR_TRY(tsr_store_share(&d->store, job->world, job->control));
     TSR_TRY(share_tables(&tables, job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
-    tsr_model_sums sums = tsr_job_model_sums(job);
+    tsr_model_sums sums = tsr_job_model_sums(job->sums);
     TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
                                                stream[TSR_STREAM_H2D], &tables, sums)));
     TSR_TRY(tsr_job_choose_matmuls(job));

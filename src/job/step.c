@@ -251,10 +251,27 @@ static bool checkpoint_due(const tsr_job *job, const tsr_batch_step_info *info)
     return false;
 }
 
+static double exposed(const tsr_executor *executor)
+{
+    tsr_exposed e = tsr_executor_exposed(executor);
+    return e.h2d + e.gather + e.reduce + e.load + e.save;
+}
+
 double tsr_job_exposed(const tsr_job *job)
 {
-    tsr_exposed e = tsr_executor_exposed(job->executor);
-    return e.h2d + e.gather + e.reduce + e.load + e.save;
+    const tsr_executor *shared = tsr_mixer_executor(job);
+    return exposed(job->executor) + (shared ? exposed(shared) : 0);
+}
+
+tsr_status tsr_job_check_stepped(const tsr_job *job, const char *function)
+{
+    if (job->issued == job->done)
+        return TSR_OK;
+    return tsr_fail(
+        TSR_EINVAL,
+        "%s: another job's step has issued this one's next update, with which it shares "
+        "micro-batches; call tsr_job_step first, and step the job with the fewest steps",
+        function);
 }
 
 typedef struct {
@@ -497,6 +514,7 @@ tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report)
         return tsr_fail(TSR_EINVAL, "tsr_job_step needs a training job that was started");
     if (job->done == job->last_step)
         return TSR_JOB_DONE;
+    TSR_TRY(tsr_mixer_check(job));
     tsr_job_listen(job, true);
     int status = finish(job, run_step(job, report));
     tsr_job_listen(job, false);
@@ -575,6 +593,7 @@ tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)
     TSR_TRY(tsr_sized_check(&tsr_sized_evaluation, evaluation));
     if (job->state != TSR_JOB_STARTED)
         return tsr_fail(TSR_EINVAL, "tsr_job_evaluate needs a job that was started");
+    TSR_TRY(tsr_job_check_stepped(job, "tsr_job_evaluate"));
     if (!job->inputs.eval_batch)
         return tsr_fail(
             TSR_ECONFIG,

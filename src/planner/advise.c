@@ -242,8 +242,10 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
     if (tokens > 0)
         tsr_text_printf(out,
                         "micro-batches of at most %" PRId64 " tokens (the largest has %" PRId64
-                        "): lower per_device_train_batch_size or max_length; or ",
-                        tokens, inputs->bounds.tokens);
+                        "): lower %s; or ",
+                        tokens, inputs->bounds.tokens,
+                        inputs->layout.mixed_count ? "adapter_capacity or max_length"
+                                                   : "per_device_train_batch_size or max_length");
     suggest_memory(out, &d->room, needed + d->room.others);
     return TSR_OK;
 }

@@ -40,8 +40,9 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
         uint64_t count = d->units[i].trainable.gradient_count * (uint64_t)d->group;
         widest = count > widest ? count : widest;
     }
+    uint64_t sums = TSR_RUN_SUMS_BYTES * (uint64_t)(layout->mixed_count + !layout->mixed_count);
     TSR_TRY(tsr_taker_take(taker, &b->sums, TSR_PLACE_DEVICE, "step sums",
-                           "loss and tokens of a step", tsr_array_of_bytes(TSR_RUN_SUMS_BYTES)));
+                           "loss and tokens of a step", tsr_array_of_bytes(sums)));
     if (d->train && !layout->mixed_count) {
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "gathered adapter of a unit",
                                "for saving", (tsr_array){TSR_F32, widest, 1}));
@@ -175,9 +176,8 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
         .wider = c->wider};
 }
 
-/* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it
- * is, and a step has at most 64 chunks; with 8-bit moments, half the bytes, a 32nd, or copies would be too small for a
- * bus; never so small that issuing them is all that takes time. */
+/* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it is; with 8-bit moments,
+ * half the bytes, a 32nd, or copies would be too small for a bus; never so small that issuing them is all that takes time. */
 static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout,
                                tsr_config_optim optim)
 {

@@ -90,7 +90,7 @@ typedef struct tsr_decision {
 
 /* Buffers of the run itself, walked after those of the store and the model. */
 typedef struct {
-    void *sums;     /* TSR_RUN_SUMS_BYTES, device */
+    void *sums;     /* TSR_RUN_SUMS_BYTES, of several adapters each; device */
     float *unit;    /* host: one unit's trainable tensors, gathered */
     float *adapter; /* host, rank 0: the whole adapter as it is written */
 } tsr_run_buffers;

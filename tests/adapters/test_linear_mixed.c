@@ -110,8 +110,27 @@ static void expect_bytes(const void *device, const void *other, uint64_t count, 
     free(b);
 }
 
+static double *read_rows(const mixed_case *m, const void *device, int64_t count)
+{
+    double *out = zeros(count);
+    char *raw = malloc((size_t)count * sizeof(float));
+    bool wide = m->c->spec.dtype == TSR_F32;
+    assert_non_null(raw);
+    RUN(tsr_device_read(rig.device, raw, device,
+                        (uint64_t)count * tsr_dtype_bytes(m->c->spec.dtype)));
+    for (int64_t i = 0; i < count; i++) {
+        float value;
+        uint16_t low;
+        memcpy(&value, raw + 4 * i * wide, sizeof value);
+        memcpy(&low, raw + 2 * i, sizeof low);
+        out[i] = (double)(wide ? value : tsr_bf16_to_f32(low));
+    }
+    free(raw);
+    return out;
+}
+
 /* The tokens of a range as all there are. */
-static void expect_alone(mixed_case *m, int k, bool keeps)
+static void expect_alone(mixed_case *m, int k, bool keeps, const double *z, const double *dx)
 {
     linear_case *c = m->c;
     const tsr_linear_range *range = &m->range[k];
@@ -136,6 +155,9 @@ static void expect_alone(mixed_case *m, int k, bool keeps)
     RUN(tsr_linear_forward(&context, &linear, gradients.x, c->d_z, NULL, (void *)gradients.low));
     RUN(tsr_linear_backward(&context, &linear, &gradients));
     RUN(tsr_stream_synchronize(rig.stream));
+    double most = 2 * tolerance(c->spec.dtype); /* either is as far from the truth */
+    assert_true(distance(c->d_z, z, range->tokens * out, c->spec.dtype, 1) < most);
+    assert_true(distance(gradients.dx, dx, range->tokens * in, c->spec.dtype, 1) < most);
     if (!range->r)
         return;
     expect_bytes(range->da, gradients.da, range->r * linear.in, "dA", k);
@@ -164,8 +186,11 @@ static void check_kept(spec s, bool keeps)
         for (int k = 0; k < 3; k++)
             expect_products(&m, k);
     }
+    double *z = read_rows(&m, c->d_z, s.t * s.out), *dx = read_rows(&m, gradients.dx, s.t * s.in);
     for (int k = 0; k < RANGES; k++)
-        expect_alone(&m, k, keeps);
+        expect_alone(&m, k, keeps, z + m.range[k].first * s.out, dx + m.range[k].first * s.in);
+    free(z);
+    free(dx);
     drop_case(&m);
 }
 

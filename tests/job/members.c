@@ -45,27 +45,33 @@ static int step(members_run *run, tsr_job *job, job_result *r)
     return status == 0 && report.save ? tsr_job_checkpoint(job) : status;
 }
 
+/* The one with the fewest steps of those that have some left; -1: none has. */
+static int next_member(const members_run *run, tsr_job **job, const bool *ended)
+{
+    int next = -1;
+    for (int m = 0; m < run->count; m++)
+        if (!ended[m] && (next < 0 || job[m]->done < job[next]->done))
+            next = m;
+    return next;
+}
+
 static int run_members(members_run *run, tsr_job **job)
 {
-    int status = 0, left = run->count;
+    int status = 0;
     bool ended[MEMBERS_MAX] = {false};
     for (int m = 0; m < run->count && status == 0; m++) {
         ended[m] = !job[m];
-        left -= ended[m];
         if (job[m] && !run->resume)
             status = evaluate(job[m], &run->result[m]);
     }
-    for (int round = 0; left && status == 0; round++) {
-        run->stop = run->rank == 0 && run->stop_after && round >= run->stop_after;
-        for (int m = 0; m < run->count && status == 0; m++) {
-            if (ended[m])
-                continue;
-            status = step(run, job[m], &run->result[m]);
-            ended[m] = status == TSR_JOB_DONE || run->result[m].stopped;
-            left -= ended[m];
-            if (status == TSR_JOB_DONE)
-                status = tsr_job_save(job[m]);
-        }
+    for (int m = next_member(run, job, ended); m >= 0 && status == 0;
+         m = next_member(run, job, ended)) {
+        job_result *r = &run->result[m];
+        run->stop = run->rank == 0 && run->stop_after && r->step_count >= run->stop_after;
+        status = step(run, job[m], r);
+        ended[m] = status == TSR_JOB_DONE || r->stopped;
+        if (status == TSR_JOB_DONE)
+            status = tsr_job_save(job[m]);
     }
     return status;
 }
@@ -109,14 +115,17 @@ static void *run_rank(void *user)
     tsr_job *job[MEMBERS_MAX] = {NULL};
     tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     int status = create(run, job);
+    int any = run->count - 1; /* of those that go on */
+    while (any > 0 && !job[any])
+        any--;
     if (status == 0)
-        status = tsr_job_plan(job[1], &info);
+        status = tsr_job_plan(job[any], &info);
     for (int m = 0; m < run->count && status == 0; m++)
         status = job[m] ? tsr_job_start(job[m]) : 0;
     if (status == 0)
         status = run_members(run, job);
     if (status == 0)
-        run->taken = tsr_job_base_taken(job[1]);
+        run->taken = tsr_job_base_taken(job[any]);
     run->planned = info.device_peak_bytes;
     run->status = status;
     snprintf(run->message, sizeof run->message, "%s", tsr_last_error());

@@ -12,7 +12,7 @@ typedef struct {
     tsr_comm *world; /* of the rank; filled in */
     const char *config;
     int count;           /* members */
-    int stop_after;      /* rounds, on rank 0; 0: never */
+    int stop_after;      /* steps of each but its last, on rank 0; 0: never */
     bool resume, poison; /* poison: over what all share, after every step */
     int rank, status;
     volatile int stop;

@@ -18,17 +18,17 @@
 
 #define COMMON                                                                                     \
     "model_name_or_path: " JOB_MODEL "\nper_device_train_batch_size: 1\nmax_grad_norm: 1\n"
+#define EVALUATES "eval_strategy: steps\neval_dataset: %s\n"
 
 static const char *const members[MEMBERS][12] = {
-    {"dataset: %s/rows.jsonl", "eval_dataset: %s/held_out.jsonl", "lora_r: 4", "max_steps: 3",
-     "total_batch_size: 4", "eval_steps: 2", "eval_strategy: steps"},
-    {"dataset: %s/other.jsonl", "lora_r: 8", "max_steps: 5", "total_batch_size: 4", "seed: 7",
-     "learning_rate: 1e-3", "lr_scheduler_type: cosine", "weight_decay: 0.1",
+    {"dataset: %s/rows.jsonl", "eval_steps: 2", "lora_r: 4", "max_steps: 3", "total_batch_size: 4"},
+    {"dataset: %s/other.jsonl", "eval_steps: 1", "lora_r: 8", "max_steps: 5", "total_batch_size: 4",
+     "seed: 7", "learning_rate: 1e-3", "lr_scheduler_type: cosine", "weight_decay: 0.1",
      "lora_target_modules: [q_proj, v_proj, down_proj]"},
-    {"dataset: %s/rows.jsonl", "lora_r: 2", "lora_dropout: 0.1", "data_seed: 3", "max_steps: 4",
-     "total_batch_size: 7"},
-    {"dataset: %s/rows.jsonl", "packing: true", "max_length: %d", "lora_r: 16", "max_steps: 4",
-     "total_batch_size: 4", "optimizer_offload: true"}};
+    {"dataset: %s/rows.jsonl", "eval_steps: 1", "lora_r: 2", "lora_dropout: 0.1", "data_seed: 3",
+     "max_steps: 4", "max_train_samples: 9", "total_batch_size: 7"},
+    {"dataset: %s/rows.jsonl", "packing: true", "max_length: %d", "eval_steps: 1", "lora_r: 16",
+     "max_steps: 4", "total_batch_size: 4", "optimizer_offload: true"}};
 
 static void put_key(tsr_text *out, const char *before, const char *line)
 {
@@ -44,7 +44,8 @@ static void put_key(tsr_text *out, const char *before, const char *line)
 
 static void configure(tsr_text *out, const char *more)
 {
-    tsr_text_printf(out, COMMON "adapter_mixing: tokens\n%sadapters:\n", more);
+    tsr_text_printf(out, COMMON EVALUATES "adapter_mixing: tokens\n%sadapters:\n",
+                    scratch_path("held_out.jsonl"), more);
     for (int m = 0; m < MEMBERS; m++) {
         tsr_text_printf(out, "- name: member%d\n", m);
         for (int i = 0; members[m][i]; i++)
@@ -104,7 +105,8 @@ static void test_losses(void **state)
     (void)state;
     for (int m = 0; m < MEMBERS; m++) {
         tsr_auto_text config = {0};
-        tsr_text_puts(&config, COMMON "save_strategy: no\n");
+        tsr_text_printf(&config, COMMON EVALUATES "save_strategy: no\n",
+                        scratch_path("held_out.jsonl"));
         for (int i = 0; members[m][i]; i++)
             put_key(&config, "", members[m][i]);
         expect_as_alone(&mixed.result[m], m, tsr_text_string(&config));
@@ -189,6 +191,36 @@ static void test_resume(void **state)
     members_free(&second);
 }
 
+/* One adapter is two steps ahead of the others, as after a run that was killed. */
+static void test_uneven(void **state)
+{
+    (void)state;
+    members_run first, ahead, rest;
+    tsr_auto_text one = {0};
+    run_mixed(&first, 1, "", (members_run){.stop_after = 1});
+    tsr_text_printf(&one, COMMON EVALUATES "adapters:\n- name: member1\n",
+                    scratch_path("held_out.jsonl"));
+    for (int i = 0; members[1][i]; i++)
+        put_key(&one, "  ", members[1][i]);
+    members_run_all(
+        &ahead, 1,
+        (members_run){
+            .count = 1, .config = tsr_text_string(&one), .stop_after = 1, .resume = true});
+    assert_int_equal(ahead.result[0].step_count, 2);
+    run_mixed(&rest, job_ranks(2), "", (members_run){.resume = true});
+    for (int m = 0; m < MEMBERS; m++) {
+        const job_result *whole = &mixed.result[m], *part = &rest.result[m];
+        int before = whole->step_count - part->step_count;
+        assert_int_equal(before, m == 1 ? 4 : 2);
+        for (int i = 0; i < part->step_count; i++)
+            expect_near(part->step[i].loss, whole->step[before + i].loss,
+                        job_on_gpu() ? 2e-2 : 1e-5, "the loss", m, before + i);
+    }
+    members_free(&first);
+    members_free(&ahead);
+    members_free(&rest);
+}
+
 static void expect_refused(const char *more, const char *entry, const char *words)
 {
     tsr_auto_text config = {0};
@@ -226,10 +258,12 @@ static void test_refusals(void **state)
     expect_refused("", ", neftune_noise_alpha: 5", "does not go with neftune_noise_alpha");
     expect_refused("", ", label_smoothing_factor: 0.1", "does not go with label_smoothing_factor");
     expect_refused("", ", modules_to_save: [lm_head]", "does not go with modules_to_save");
+    expect_refused("unit_policy: 1MiB\n", "", "does not go with unit_policy");
     expect_refused("", ", router_aux_loss_coef: 0.1", "does not go with router_aux_loss_coef");
     expect_refused("", ", objective: dpo", "does not go with objective");
     expect_refused("", ", lora_target_modules: [q_proj, lm_head]", "it trains a table");
-    expect_refused("adapter_capacity: 20\n", "", "adapter_capacity: 20 tokens, but adapter a has");
+    expect_refused("adapter_capacity: 20\n", "",
+                   "adapter_capacity: 20 tokens, but the longest row of adapter a has");
     if (!tsr_adapter_schedule_has_milp())
         expect_refused("adapter_schedule: milp\n", "", "this build has none");
 }
@@ -255,8 +289,8 @@ int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_losses), cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_losses),    cmocka_unit_test(test_experts),
         cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_refusals)};
+        cmocka_unit_test(test_uneven),    cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
