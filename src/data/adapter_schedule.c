@@ -233,8 +233,12 @@ static tsr_status add_window(maker *m, const group *g, int64_t step)
 
 static tsr_status add_windows(maker *m)
 {
+    int64_t most = 0;
+    for (int a = 0; a < m->adapter_count; a++)
+        most = m->adapters[a].steps > most ? m->adapters[a].steps : most;
     for (int64_t step = 0; m->live > 0; step++) {
         int64_t kept = 0;
+        tsr_phase_at("packing rows", (double)step, (double)most);
         for (int64_t i = 0; i < m->live; i++) {
             group g = m->groups[i];
             drop_ended(&g, m, step);
