@@ -268,6 +268,41 @@ static void test_refusals(void **state)
         expect_refused("adapter_schedule: milp\n", "", "this build has none");
 }
 
+/* A job that is destroyed takes the shared micro-batches with it. */
+static void test_early_end(void **state)
+{
+    (void)state;
+    char output[600];
+    tsr_auto_text config = {0};
+    tsr_job *job[2] = {NULL};
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("early"));
+    const char *overrides[] = {"backend=cpu", output};
+    tsr_text_printf(&config,
+                    COMMON "dataset: %s\nmax_steps: 2\nadapter_mixing: tokens\nadapters:\n"
+                           "- {name: a}\n- {name: b}\n",
+                    scratch_path("rows.jsonl"));
+    tsr_job_options options = {.size = sizeof options,
+                               .config_text = tsr_text_string(&config),
+                               .overrides = overrides,
+                               .override_count = 2,
+                               .threads = 1};
+    for (options.entry = 0; options.entry < 2; options.entry++) {
+        assert_int_equal(tsr_job_create(&job[options.entry], &options), TSR_OK);
+        options.base = job[0];
+    }
+    assert_int_equal(tsr_job_plan(job[0], &info), TSR_OK);
+    assert_true(info.mixed_count > 0 && info.mixed_fill > 0 && info.mixed_fill <= 1);
+    assert_int_equal(tsr_job_start(job[0]), TSR_OK);
+    assert_int_equal(tsr_job_step(job[0], &report), TSR_EINVAL);
+    assert_non_null(strstr(tsr_last_error(), "start all jobs"));
+    tsr_job_destroy(job[1]);
+    assert_int_equal(tsr_job_step(job[0], &report), TSR_EINVAL);
+    assert_non_null(strstr(tsr_last_error(), "was destroyed"));
+    tsr_job_destroy(job[0]);
+}
+
 static int set_up(void **state)
 {
     scratch_setup(state);
@@ -291,6 +326,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_losses),    cmocka_unit_test(test_experts),
         cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_uneven),    cmocka_unit_test(test_refusals)};
+        cmocka_unit_test(test_uneven),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_early_end)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
