@@ -49,6 +49,7 @@
 #include "kernels/route_sort.h"
 #include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
+#include "kernels/score.h"
 #include "kernels/swiglu.h"
 #include "kernels/table_rows.h"
 #include "kernels/types.h"
@@ -107,6 +108,7 @@
     X(head_weight)                                                                                 \
     X(objective)                                                                                   \
     X(scale_rows)                                                                                  \
+    X(score)                                                                                       \
     X(copy_columns)                                                                                \
     X(gather_rows)                                                                                 \
     X(scatter_rows)                                                                                \

@@ -1,6 +1,6 @@
 /*
  * kernels/objective_math.h: the formulas of objective.h, in double precision, once for the CPU and for GPUs. Private to
- * objective_ref.c and objective.cu.
+ * objective_ref.c and objective.cu, and to score's files (score_math.h).
  *
  * Pairs are independent except for what is pooled over the micro-batch: the chosen tokens' nll, KTO's z, AOT's order.
  */
