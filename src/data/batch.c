@@ -466,19 +466,37 @@ static void append_parts(tsr_micro_batch *out, const tsr_batch *batch, const tsr
         batch->options.marks_ties ? is_tie(sample) : sample->desirable;
 }
 
+/* What token t of a document is trained to predict; a document is scored at its last token. */
+static int32_t label_at(const tsr_batch *batch, const tsr_sample *sample, int32_t document,
+                        int32_t offset, int32_t t)
+{
+    bool whole = batch->options.whole_chosen && document == 0;
+    if (batch->options.pairs == TSR_PAIRS_REWARD)
+        return sample->labels[offset + t];
+    if (t + 1 == sample->lengths[document])
+        return TSR_LABEL_IGNORED;
+    return (whole ? sample->ids : sample->labels)[offset + t + 1];
+}
+
+/* Of a pair whose documents are scored. */
+static void append_margin(tsr_micro_batch *out, const tsr_sample *sample)
+{
+    int32_t pair = out->document_count / 2 - 1;
+    out->margin[pair] = sample->margin;
+    out->desirable[pair] = is_tie(sample);
+}
+
 /* One sample behind what *out holds so far. */
 static void append_sample(tsr_micro_batch *out, const tsr_batch *batch, const tsr_sample *sample,
                           int64_t index)
 {
     int32_t first = out->label_count;
-    bool whole = batch->options.whole_chosen;
     for (int32_t d = 0, offset = 0; d < sample->document_count; offset += sample->lengths[d++]) {
         int32_t length = sample->lengths[d], base = out->token_count;
         out->sample[out->document_count] = index;
         out->first_position[out->document_count] = offset;
         for (int32_t t = 0; t < length; t++) {
-            const int32_t *from = whole && d == 0 ? sample->ids : sample->labels;
-            int32_t label = t + 1 < length ? from[offset + t + 1] : TSR_LABEL_IGNORED;
+            int32_t label = label_at(batch, sample, d, offset, t);
             out->ids[base + t] = sample->ids[offset + t];
             out->positions[base + t] = t;
             out->targets[base + t] = label;
@@ -490,7 +508,9 @@ static void append_sample(tsr_micro_batch *out, const tsr_batch *batch, const ts
         out->token_count += length;
         out->cu_seqlens[++out->document_count] = out->token_count;
     }
-    if (batch->options.pairs != TSR_PAIRS_NONE)
+    if (batch->options.pairs == TSR_PAIRS_REWARD)
+        append_margin(out, sample);
+    else if (batch->options.pairs != TSR_PAIRS_NONE)
         append_parts(out, batch, sample, first);
 }
 
@@ -588,6 +608,7 @@ tsr_status tsr_micro_batch_create(tsr_micro_batch *out, const tsr_batch_run *run
     out->first_position = out->cu_seqlens + run->most_documents + 1;
     out->part = out->first_position + run->most_documents;
     out->desirable = out->part + 3 * (int64_t)run->most_documents + 1;
+    out->margin = (float *)(void *)(out->desirable + run->most_documents / 2);
     return TSR_OK;
 }
 

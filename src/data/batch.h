@@ -93,7 +93,8 @@ typedef struct {
     int64_t epoch;
     int32_t *ids;            /* [tokens] */
     int32_t *positions;      /* [tokens] from 0 in each document */
-    int32_t *targets;        /* [tokens] label of the next token in the same document, or -100 */
+    int32_t *targets;        /* [tokens] label of the next token in the same document, or -100; of a
+                                document that is scored that of its last token itself */
     int32_t *cu_seqlens;     /* [documents + 1] from 0 */
     int32_t *label_rows;     /* [label_rows] the tokens with a target, ascending */
     int32_t *labels;         /* [label_rows] their targets */
@@ -102,7 +103,8 @@ typedef struct {
     /* Of pairs (kernels/objective.h): the first label row of the prompt, of the answer and of what is beyond, of each document,
      * [3 documents + 1], and [documents / 2] KTO's labels, or with marks_ties 1 where both documents are the same. */
     int32_t *part, *desirable;
-    void *memory; /* private */
+    float *margin; /* [documents / 2] of pairs that a reward model scores, which have no parts */
+    void *memory;  /* private */
 } tsr_micro_batch;
 
 /* Checks the options and walks the whole run once. On success the caller owns *out. TSR_ECONFIG:

@@ -179,6 +179,7 @@ static tsr_status append(tsr_dataset *data, const tsr_tokenized *row)
                            .document_count = row->document_count,
                            .label_count = row->label_count,
                            .desirable = row->desirable,
+                           .margin = row->margin,
                            .file = row->file,
                            .line = row->line};
     data->word_count += count;
@@ -241,7 +242,7 @@ static tsr_status unknown_keys(const reader *r, const json_t *object,
         "field_output (docs/data.md)%s",
         r->place, tsr_text_string(&found), tsr_text_string(&known),
         options->pairs == TSR_PAIRS_NONE && json_object_get(object, "rejected")
-            ? "; rows with chosen and rejected need objective: dpo, orpo, cpo or kto"
+            ? "; rows with chosen and rejected need objective: dpo, orpo, cpo, kto or reward"
             : "");
 }
 
@@ -586,6 +587,7 @@ tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
                         .document_count = entry->document_count,
                         .label_count = entry->label_count,
                         .desirable = entry->desirable,
+                        .margin = entry->margin,
                         .file = entry->file,
                         .line = entry->line};
 }

@@ -11,7 +11,8 @@
  * Labels    Hugging Face's: not shifted, -100 is ignored. The first token of a document is never a
  *           label: the loader writes -100 there, so the labels of a sample count what is trained.
  * Pairs     a sample of two documents, the prompt with the chosen and with the rejected answer; of KTO the row's own, and
- *           that of tsr_dataset_mismatch. The labels are those of the answers, up to the end of a document.
+ *           that of tsr_dataset_mismatch. The labels are those of the answers, up to the end of a document; of a reward model's
+ *           pairs only the last token of each document is one, even of a document of one token.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without
  *           tokens or without labels is dropped; one that had no labels from the start is kept.
  * Memory    8 bytes a token, 40 a sample, 4 a document; up to twice that while loading. With a
@@ -37,7 +38,13 @@ typedef enum { TSR_TRUNCATE_ERROR, TSR_TRUNCATE_RIGHT, TSR_TRUNCATE_DROP } tsr_t
 typedef enum { TSR_LOSS_AUTO, TSR_LOSS_YES, TSR_LOSS_NO } tsr_loss_choice;
 
 /* What rows are of, beside text with labels: preferences, which DPO and KTO, or ORPO and CPO, tokenize as TRL does. */
-typedef enum { TSR_PAIRS_NONE, TSR_PAIRS_DPO, TSR_PAIRS_ORPO, TSR_PAIRS_KTO } tsr_pairs;
+typedef enum {
+    TSR_PAIRS_NONE,
+    TSR_PAIRS_DPO,
+    TSR_PAIRS_ORPO,
+    TSR_PAIRS_KTO,
+    TSR_PAIRS_REWARD /* whole documents, of which the last token is scored */
+} tsr_pairs;
 
 /* Rows that are asked for, not read (tessera.h: tsr_job_options.row). next NULL: they are in files. */
 typedef struct {
@@ -94,6 +101,7 @@ typedef struct {
     const int32_t *ids, *labels, *lengths;
     int32_t token_count, document_count, label_count;
     int32_t desirable; /* of KTO: 1 or 0; of a pair, and of all others, 0 */
+    float margin;      /* of a reward model's pair, else 0 */
     int32_t file;      /* which of the files */
     int64_t line;      /* or the row, of a file that has no lines; from 1 */
 } tsr_sample;

@@ -84,6 +84,8 @@ void tsr_dataset_measure(tsr_dataset *data)
         hash = tsr_hash(hash, s.lengths, 4 * (uint64_t)s.document_count);
         if (s.desirable)
             hash = tsr_hash(hash, &s.desirable, sizeof s.desirable);
+        if (s.margin != 0)
+            hash = tsr_hash(hash, &s.margin, sizeof s.margin);
         stats->documents += s.document_count;
         stats->tokens += s.token_count;
         stats->label_tokens += s.label_count;

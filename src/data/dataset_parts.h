@@ -15,7 +15,8 @@ typedef struct {
     uint64_t first_word;
     int32_t token_count, document_count, label_count, desirable;
     int64_t line;
-    int32_t file, spare;
+    int32_t file;
+    float margin;
 } tsr_sample_entry;
 
 struct tsr_dataset {

@@ -42,7 +42,8 @@ tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents)
     return TSR_OK;
 }
 
-#define ALL_PAIRS (1u << TSR_PAIRS_DPO | 1u << TSR_PAIRS_ORPO | 1u << TSR_PAIRS_KTO)
+#define ALL_PAIRS                                                                                  \
+    (1u << TSR_PAIRS_DPO | 1u << TSR_PAIRS_ORPO | 1u << TSR_PAIRS_KTO | 1u << TSR_PAIRS_REWARD)
 
 /* What a row of each format must have; the first of them that a row has is its format. */
 static const struct {
@@ -205,6 +206,19 @@ static void settle_labels(tsr_row *row)
         row->label_count += row->labels[i] != TSR_LABEL_IGNORED;
 }
 
+/* Of pairs whose documents are scored: their last tokens. */
+static void label_last(tsr_row *row)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < row->token_count; i++)
+        row->labels[i] = TSR_LABEL_IGNORED;
+    for (size_t d = 0; d < row->document_count; d++) {
+        at += (size_t)row->lengths[d];
+        row->labels[at - 1] = row->ids[at - 1];
+    }
+    row->label_count = (int64_t)row->document_count;
+}
+
 /* Ids that the tokenizer gave. */
 static tsr_status check_vocabulary(const tsr_row *row, const tsr_dataset_options *options,
                                    const char *place)
@@ -236,6 +250,7 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
     bool tokens = tsr_data_has_ids(format);
     row->findings = 0;
     row->desirable = 0;
+    row->margin = 0;
     tsr_text_clear(&row->keys);
     TSR_TRY(check_keys(object, format, options, place));
     if (!tokens)
@@ -244,6 +259,8 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
     if (!tokens)
         TSR_TRY(check_vocabulary(row, options, place));
     settle_labels(row);
+    if (options->pairs == TSR_PAIRS_REWARD)
+        label_last(row);
     return TSR_OK;
 }
 

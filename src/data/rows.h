@@ -14,6 +14,7 @@ typedef struct {
     size_t token_capacity, document_capacity;
     int64_t label_count;
     int32_t desirable; /* of KTO */
+    float margin;      /* of a reward model's pair */
     int32_t *prompt;   /* of a pair, while it is read */
     size_t prompt_count, prompt_capacity;
     unsigned findings; /* a bit for each tsr_finding */

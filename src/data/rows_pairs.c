@@ -4,11 +4,12 @@
  * Tokens are those of TRL 1.16 (docs/objectives.md). DPO and KTO tokenize the prompt alone and the prompt with each answer; the
  * prompt's tokens are the longest beginning that these share, so a token that spans the boundary belongs to the answer. ORPO and
  * CPO tokenize without special tokens and add bos and eos, to conversations too unless bare_conversations is set; at most one
- * token at the boundary moves to the answer.
+ * token at the boundary moves to the answer. A reward model's documents are whole: there is no boundary.
  */
 #include "data/rows_parts.h"
 #include "io/json.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -310,6 +311,13 @@ static tsr_status split_turns(json_t *parts[3], const pair_reader *r, const json
                                             : tsr_fail(TSR_ENOMEM, "no memory for a row's prompt");
 }
 
+static tsr_status no_preference(const char *place, const char *chosen, const char *rejected)
+{
+    return tsr_fail(TSR_EDATA,
+                    "%s: \"%s\" and \"%s\" are equal, so the row shows no preference; remove it",
+                    place, chosen, rejected);
+}
+
 /* The prompt, the chosen and the rejected answer of a pair; the caller owns them. */
 static tsr_status take_parts(json_t *parts[3], pair_reader *r, const json_t *object)
 {
@@ -320,10 +328,7 @@ static tsr_status take_parts(json_t *parts[3], pair_reader *r, const json_t *obj
         TSR_TRY(check_kind(r, parts[i], keys[i]));
     }
     if (json_equal(parts[1], parts[2]))
-        return tsr_fail(
-            TSR_EDATA,
-            "%s: \"chosen\" and \"rejected\" are equal, so the row shows no preference; remove it",
-            r->place);
+        return no_preference(r->place, "chosen", "rejected");
     if (given)
         return TSR_OK;
     json_auto_t *chosen = parts[1], *rejected = parts[2];
@@ -351,11 +356,60 @@ static tsr_status read_pair(pair_reader *r, const json_t *object)
     return status;
 }
 
+/* ---- a reward model's pairs ---- */
+
+/* By how much the chosen document's reward is to be larger. */
+static tsr_status read_margin(tsr_row *row, const json_t *object, const char *place)
+{
+    const json_t *value = json_object_get(object, "margin");
+    char show[TSR_JSON_SHOW_BYTES];
+    if (!tsr_json_has(object, "margin"))
+        return TSR_OK;
+    row->margin = (float)json_number_value(value);
+    if (!json_is_number(value) || !isfinite(row->margin))
+        return tsr_fail(TSR_EDATA, "%s: \"margin\" is %s, expected a number", place,
+                        tsr_json_show(show, value));
+    return TSR_OK;
+}
+
+/* A document is the prompt, if there is one, and an answer. */
+static tsr_status add_whole(pair_reader *r, const json_t *object, const char *key)
+{
+    const json_t *answer = json_object_get(object, key);
+    size_t at;
+    TSR_TRY(check_kind(r, answer, key));
+    json_auto_t *none = r->turns ? json_array() : json_string("");
+    r->prompt = tsr_json_has(object, "prompt") ? json_object_get(object, "prompt") : none;
+    if (!r->prompt)
+        return tsr_fail(TSR_ENOMEM, "no memory for a row's prompt");
+    TSR_TRY(render(r, answer));
+    TSR_TRY(add_document(&at, r, r->row->chat.tokens.ids, r->row->chat.tokens.count));
+    if (r->row->lengths[r->row->document_count - 1])
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA, "%s: \"%s\" has no token; complete it or remove the row", r->place,
+                    key);
+}
+
+static tsr_status read_whole_pair(pair_reader *r, const json_t *object)
+{
+    json_auto_t *tools = NULL;
+    if (tsr_json_has(object, "prompt"))
+        TSR_TRY(check_kind(r, json_object_get(object, "prompt"), "prompt"));
+    if (json_equal(json_object_get(object, "chosen"), json_object_get(object, "rejected")))
+        return no_preference(r->place, "chosen", "rejected");
+    TSR_TRY(tsr_row_read_tools(&tools, object, r->place));
+    r->tools = tools;
+    r->row->token_count = r->row->document_count = r->row->prompt_count = 0;
+    TSR_TRY(add_whole(r, object, "chosen"));
+    TSR_TRY(add_whole(r, object, "rejected"));
+    return read_margin(r->row, object, r->place);
+}
+
 tsr_status tsr_row_read_preference(tsr_row *row, const json_t *object,
                                    const tsr_dataset_options *options, const char *place)
 {
     pair_reader r = {.row = row, .options = options, .place = place};
-    return read_pair(&r, object);
+    return options->pairs == TSR_PAIRS_REWARD ? read_whole_pair(&r, object) : read_pair(&r, object);
 }
 
 tsr_status tsr_row_read_unpaired(tsr_row *row, const json_t *object,
@@ -413,10 +467,9 @@ tsr_status tsr_row_read_preference_ids(tsr_row *row, const json_t *object,
     TSR_TRY(tsr_json_array(&chosen, object, "chosen_ids", place));
     TSR_TRY(tsr_json_array(&rejected, object, "rejected_ids", place));
     if (json_equal(chosen, rejected))
-        return tsr_fail(TSR_EDATA,
-                        "%s: \"chosen_ids\" and \"rejected_ids\" are equal, so the row shows no "
-                        "preference; remove it",
-                        place);
+        return no_preference(place, "chosen_ids", "rejected_ids");
+    if (options->pairs == TSR_PAIRS_REWARD)
+        TSR_TRY(read_margin(row, object, place));
     row->token_count = row->document_count = 0;
     TSR_TRY(add_ids(row, prompt, chosen, "chosen_ids", options, place));
     return add_ids(row, prompt, rejected, "rejected_ids", options, place);

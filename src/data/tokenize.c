@@ -86,7 +86,7 @@ static tsr_status truncate_row(tsr_tokenized *out, tsr_row *row, const tsr_datas
             "needs %zu), or set truncation to right (cuts) or drop",
             tsr_text_string(&out->place), out->length, (long long)options->max_length, out->length);
     out->fate = TSR_ROW_TOO_LONG;
-    if (options->truncation == TSR_TRUNCATE_DROP)
+    if (options->truncation == TSR_TRUNCATE_DROP || options->pairs == TSR_PAIRS_REWARD)
         return TSR_OK;
     if (pairs)
         return cut_pair(out, row, options);
@@ -108,6 +108,7 @@ static tsr_status copy(tsr_tokenized *out, const tsr_row *row)
     out->document_count = (int32_t)documents;
     out->label_count = (int32_t)row->label_count;
     out->desirable = row->desirable;
+    out->margin = row->margin;
     out->findings = row->findings;
     return TSR_OK;
 }

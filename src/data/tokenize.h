@@ -31,6 +31,7 @@ typedef struct {
     tsr_row_fate fate;
     size_t length; /* tokens before it was cut */
     int32_t token_count, document_count, label_count, desirable;
+    float margin;
     unsigned findings; /* a bit for each tsr_finding */
     tsr_text keys;     /* as tsr_row's */
     int32_t *words;    /* ids, labels, lengths; NULL: status is negative, or it was dropped */

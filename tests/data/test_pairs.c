@@ -1,6 +1,6 @@
 /*
  * Rows of preferences: tokens as TRL 1.16 has them (tests/golden/objectives/tokens), documents cut and rows dropped by
- * max_length, the two keys that depart from TRL, KTO's mismatched documents, the parts of micro-batches, and every broken row that must be named.
+ * max_length, the two keys that depart from TRL, KTO's mismatched documents, what a reward model scores, the parts of micro-batches, and every broken row that must be named.
  */
 #include "data/tiny_llama.h"
 
@@ -35,6 +35,21 @@ static tsr_dataset *load(const char *path, tsr_dataset_options options)
     if (load_file(&data, path, options) != TSR_OK)
         fail_msg("%s", tsr_last_error());
     return data;
+}
+
+/* A reward model's: whole, its last token alone is labelled. */
+static void check_scored(const tsr_sample *s, int document, const json_t *ids, const char *what)
+{
+    int32_t offset = document ? s->lengths[0] : 0, last = s->lengths[document] - 1;
+    if ((size_t)s->lengths[document] != json_array_size(ids))
+        fail_msg("%s:%lld, document %d: %d tokens, expected %zu", what, (long long)s->line,
+                 document, s->lengths[document], json_array_size(ids));
+    for (int32_t t = 0; t <= last; t++) {
+        int32_t id = (int32_t)json_integer_value(json_array_get(ids, (size_t)t));
+        if (s->ids[offset + t] != id || s->labels[offset + t] != (t < last ? -100 : id))
+            fail_msg("%s:%lld, document %d, token %d: %d, expected %d", what, (long long)s->line,
+                     document, t, s->ids[offset + t], id);
+    }
 }
 
 /* A document is prompt and answer, of which the answer is trained. */
@@ -81,6 +96,10 @@ static void check_row(const tsr_sample *s, tsr_pairs pairs, const json_t *want, 
     if (pairs == TSR_PAIRS_DPO) {
         check_document(s, 0, prompt, json_object_get(want, "chosen_ids"), what);
         check_document(s, 1, prompt, json_object_get(want, "rejected_ids"), what);
+    } else if (pairs == TSR_PAIRS_REWARD) {
+        check_scored(s, 0, json_object_get(want, "chosen_ids"), what);
+        check_scored(s, 1, json_object_get(want, "rejected_ids"), what);
+        assert_true(s->margin == 0 && s->label_count == 2);
     } else if (pairs == TSR_PAIRS_KTO) {
         check_document(s, 0, prompt, json_object_get(want, "completion_ids"), what);
         check_document(s, 1, prompt, json_object_get(want, "KL_completion_ids"), what);
@@ -135,6 +154,9 @@ static void tokens(void **state)
         {"orpo_preference_conversational", "preference_conversational", TSR_PAIRS_ORPO},
         {"orpo_preference_text", "preference_text", TSR_PAIRS_ORPO},
         {"orpo_implicit_conversational", "implicit_conversational", TSR_PAIRS_ORPO},
+        {"reward_preference_conversational", "preference_conversational", TSR_PAIRS_REWARD},
+        {"reward_preference_text", "preference_text", TSR_PAIRS_REWARD},
+        {"reward_implicit_conversational", "implicit_conversational", TSR_PAIRS_REWARD},
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         for (int threads = 1; threads <= 3; threads += 2)
@@ -307,6 +329,73 @@ static void packed(void **state)
     tsr_dataset_destroy(data);
 }
 
+/* ---- documents that are scored ---- */
+
+/* Of 5, 1 and 6 tokens, and of 3; the prompt belongs to the documents. */
+static const char scored_pairs[] =
+    "{\"prompt_ids\":[5,6],\"chosen_ids\":[7,8,9],\"rejected_ids\":[7],\"margin\":0.5}\n"
+    "{\"chosen_ids\":[1],\"rejected_ids\":[1,3,4,5,6,7],\"margin\":-2}\n"
+    "{\"chosen_ids\":[1,2,3],\"rejected_ids\":[3,2,1]}\n";
+
+static void fill_scored(tsr_micro_batch *micro, tsr_batch **batch, const tsr_dataset *data)
+{
+    const tsr_batch_options options = {
+        .dataset = data, .per_device = 3, .pairs = TSR_PAIRS_REWARD, .marks_ties = true};
+    assert_int_equal(tsr_batch_create(batch, &options), TSR_OK);
+    assert_int_equal(tsr_micro_batch_create(micro, tsr_batch_run_of(*batch)), TSR_OK);
+    assert_int_equal(tsr_batch_fill(micro, *batch, 0, 0), TSR_OK);
+}
+
+/* One label row a document, at its last token; a longer row than max_length is left out whole. */
+static void scored(void **state)
+{
+    (void)state;
+    static const int32_t row[] = {4, 7, 8, 14, 17, 20};
+    static const float margin[] = {0.5f, -2, 0};
+    tsr_batch *batch;
+    tsr_micro_batch micro;
+    write_text(scratch_path("scored.jsonl"), scored_pairs);
+    for (int right = 0; right < 3; right++) {
+        bool cut = right > 0;
+        tsr_dataset_options options = {.pairs = TSR_PAIRS_REWARD,
+                                       .max_length = cut ? 5 : 0,
+                                       .truncation =
+                                           right > 1 ? TSR_TRUNCATE_RIGHT : TSR_TRUNCATE_DROP};
+        tsr_dataset *data = load(scratch_path("scored.jsonl"), options);
+        fill_scored(&micro, &batch, data);
+        assert_int_equal(tsr_dataset_stats_of(data)->too_long, cut);
+        assert_int_equal(micro.label_count, cut ? 4 : 6);
+        assert_int_equal(tsr_batch_run_of(batch)->label_tokens, micro.label_count);
+        for (int i = 0; i < micro.label_count; i++) {
+            int from = cut && i > 1 ? i + 2 : i;
+            assert_int_equal(micro.label_rows[i], row[from] - (cut && i > 1 ? 7 : 0));
+            assert_int_equal(micro.label_rows[i], micro.cu_seqlens[i + 1] - 1);
+            assert_true(micro.margin[i / 2] == margin[from / 2]);
+        }
+        tsr_micro_batch_free(&micro);
+        tsr_batch_destroy(batch);
+        tsr_dataset_destroy(data);
+    }
+}
+
+/* A margin is part of what a data set is. */
+static void margins_count(void **state)
+{
+    (void)state;
+    static const char plain[] = "{\"chosen_ids\":[1,2],\"rejected_ids\":[3],\"margin\":null}\n";
+    static const char other[] = "{\"chosen_ids\":[1,2],\"rejected_ids\":[3],\"margin\":1}\n";
+    uint64_t hash[2];
+    for (int i = 0; i < 2; i++) {
+        write_text(scratch_path("margin.jsonl"), i ? other : plain);
+        tsr_dataset *data =
+            load(scratch_path("margin.jsonl"), (tsr_dataset_options){.pairs = TSR_PAIRS_REWARD});
+        assert_true(tsr_dataset_sample(data, 0).margin == (float)i);
+        hash[i] = tsr_dataset_hash(data);
+        tsr_dataset_destroy(data);
+    }
+    assert_true(hash[0] != hash[1]);
+}
+
 /* ---- the cache ---- */
 
 static void cached(void **state)
@@ -382,6 +471,19 @@ static void broken(void **state)
          "{\"chosen\":\"a\\nA: b\",\"rejected\":\"a\\nB: c\"}",
          {"rows.jsonl:1", "have no \"\\nA:\" (answer_begin)", "give it a \"prompt\""},
          "\nA:"},
+        {TSR_PAIRS_REWARD,
+         "{\"chosen\":\"a\",\"rejected\":\"b\",\"margin\":\"2\"}",
+         {"rows.jsonl:1", "\"margin\" is \"2\", expected a number"}},
+        {TSR_PAIRS_REWARD,
+         "{\"chosen_ids\":[1],\"rejected_ids\":[2],\"margin\":1e99}",
+         {"rows.jsonl:1", "\"margin\" is 9.99"}},
+        {TSR_PAIRS_REWARD,
+         "{\"prompt\":\"a\",\"chosen\":\"b\",\"rejected\":\"b\"}",
+         {"rows.jsonl:1", "are equal"}},
+        {TSR_PAIRS_REWARD,
+         "{\"prompt\":\"a\",\"chosen\":\"b\",\"rejected\":" SAYS("c") "}",
+         {"rows.jsonl:1", "\"rejected\" is a list", "strings"}},
+        {TSR_PAIRS_REWARD, UNPAIRED, {"rows.jsonl:1", "no known format"}},
         {TSR_PAIRS_ORPO, "{\"text\":\"a\"}", {"no known format", "\"chosen\" and \"rejected\""}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -399,9 +501,10 @@ static void broken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens), cmocka_unit_test(cut),    cmocka_unit_test(parts),
-        cmocka_unit_test(begun),  cmocka_unit_test(bare),   cmocka_unit_test(packed),
-        cmocka_unit_test(cached), cmocka_unit_test(broken),
+        cmocka_unit_test(tokens),        cmocka_unit_test(cut),    cmocka_unit_test(parts),
+        cmocka_unit_test(begun),         cmocka_unit_test(bare),   cmocka_unit_test(packed),
+        cmocka_unit_test(cached),        cmocka_unit_test(broken), cmocka_unit_test(scored),
+        cmocka_unit_test(margins_count),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
