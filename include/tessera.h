@@ -88,7 +88,7 @@ typedef struct tsr_job_bootstrap {
 /* Severities of tsr_job_options.log. */
 enum tsr_job_severity { TSR_JOB_ERROR, TSR_JOB_WARNING, TSR_JOB_INFO, TSR_JOB_DEBUG };
 
-/* Of an objective over preferences (dpo, orpo, cpo, kto), by TRL's names (docs/objectives.md): means over the step's
+/* Of an objective over preferences (dpo, orpo, cpo, kto, reward), by TRL's names (docs/objectives.md): means over the step's
  * micro-batches of what each has; NaN: not of this objective, of no micro-batch, or skipped. present 0: the objective is sft,
  * and all of these are 0. */
 typedef struct tsr_job_preference {
@@ -98,6 +98,8 @@ typedef struct tsr_job_preference {
     double logp_chosen, logp_rejected; /* log-probabilities of answers */
     double nll_loss, log_odds_ratio, log_odds_chosen, kl;
     double logit_chosen, logit_rejected; /* means over the vocabulary and the answers' tokens */
+    double min_reward, mean_reward,
+        max_reward; /* of a reward model, which has margin and accuracy too */
 } tsr_job_preference;
 
 /* What one optimizer step did. Every rank gets the same figures, except for step_s, tokens_per_s, device_bytes and

@@ -491,7 +491,8 @@ static tsr_status take_directory(tsr_usage *usage, const command_row *row)
 /* TRL has a command for each objective; here it is train with this key. NULL: `name` is no objective. */
 static char *objective_key(const char *name)
 {
-    static char keys[][16] = {"objective=dpo", "objective=orpo", "objective=cpo", "objective=kto"};
+    static char keys[][20] = {"objective=dpo", "objective=orpo", "objective=cpo", "objective=kto",
+                              "objective=reward"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!strcmp(name, strchr(keys[i], '=') + 1))
             return keys[i];

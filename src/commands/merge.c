@@ -429,6 +429,12 @@ static tsr_status check(const tsr_convert *convert)
 {
     const tsr_inputs *inputs = &convert->inputs;
     const tsr_config *config = &inputs->config;
+    if (inputs->layout.scores)
+        return tsr_fail(
+            TSR_ECONFIG,
+            "%s: objective: reward: the adapter %s is a reward model's, whose score has no "
+            "place in a merged model, which writes text; PEFT loads it beside its base",
+            tsr_config_where(config, "objective"), config->init_adapter);
     if (inputs->adapter.fresh_magnitudes)
         return tsr_fail(
             TSR_ECONFIG,

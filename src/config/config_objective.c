@@ -12,11 +12,11 @@
 #define CPO  (1u << TSR_OBJECTIVE_CPO)
 #define KTO  (1u << TSR_OBJECTIVE_KTO)
 
-static const char *const kinds[] = {[TSR_OBJECTIVE_SFT] = "sft",
-                                    [TSR_OBJECTIVE_DPO] = "dpo",
-                                    [TSR_OBJECTIVE_ORPO] = "orpo",
-                                    [TSR_OBJECTIVE_CPO] = "cpo",
-                                    [TSR_OBJECTIVE_KTO] = "kto"};
+#define REWARD (1u << TSR_OBJECTIVE_REWARD)
+
+static const char *const kinds[] = {
+    [TSR_OBJECTIVE_SFT] = "sft", [TSR_OBJECTIVE_DPO] = "dpo", [TSR_OBJECTIVE_ORPO] = "orpo",
+    [TSR_OBJECTIVE_CPO] = "cpo", [TSR_OBJECTIVE_KTO] = "kto", [TSR_OBJECTIVE_REWARD] = "reward"};
 
 /* Words of loss_type, and the objectives that have them. */
 static const struct {
@@ -69,6 +69,7 @@ static const struct {
     {"alpha", CPO},
     {"desirable_weight", KTO},
     {"undesirable_weight", KTO},
+    {"center_rewards_coefficient", REWARD},
 };
 
 const char *tsr_config_objective_name(tsr_objective_kind kind)
@@ -122,8 +123,11 @@ void tsr_config_derive_objective(tsr_config *config)
         take_losses(objective, &config->loss_type);
     for (int i = 0; i < config->loss_weights.count && i < objective->count; i++)
         tsr_number_parse(&objective->loss_weight[i], config->loss_weights.items[i]);
+    bool scores = objective->kind == TSR_OBJECTIVE_REWARD;
     if (!tsr_config_is_set(config, "learning_rate"))
-        config->learning_rate = 1e-6;
+        config->learning_rate = scores ? 1e-4 : 1e-6;
+    if (scores && !tsr_config_is_set(config, "truncation"))
+        config->truncation = TSR_CONFIG_TRUNCATION_DROP;
     if (objective->kind == TSR_OBJECTIVE_KTO && !tsr_config_is_set(config, "shuffle"))
         config->shuffle = false;
     if (config->disable_dropout)
@@ -199,6 +203,9 @@ static void check_values(const tsr_config *config, tsr_config_errors *errors)
 static void check_others(const tsr_config *config, tsr_config_errors *errors)
 {
     const char *name = kinds[config->objective.kind];
+    bool scores = config->objective.kind == TSR_OBJECTIVE_REWARD;
+    const char *trained = scores ? "leave it out: the last token of a document is scored"
+                                 : "leave it out: an answer's tokens are trained, no prompt's";
     const struct {
         const char *key;
         bool found;
@@ -206,23 +213,42 @@ static void check_others(const tsr_config *config, tsr_config_errors *errors)
     } others[] = {
         {"label_smoothing_factor", config->label_smoothing_factor > 0,
          "leave it out (label_smoothing is that of preferences)"},
-        {"train_on_inputs", config->train_on_inputs, "an answer's tokens are trained, no prompt's"},
+        {"train_on_inputs", config->train_on_inputs, trained},
         {"assistant_only_loss", config->assistant_only_loss == TSR_CONFIG_CHOICE_YES,
-         "leave it out: all of an answer is trained"},
+         scores ? trained : "leave it out: all of an answer is trained"},
         {"completion_only_loss",
          tsr_config_is_set(config, "completion_only_loss") &&
              config->completion_only_loss == TSR_CONFIG_CHOICE_NO && !config->train_on_inputs,
-         "leave it out: an answer's tokens are trained, no prompt's"},
+         trained},
         {"response_template", config->response_template != NULL, "leave it out"},
         {"roles_to_train", config->roles_to_train.items != NULL, "leave it out"},
         {"neftune_noise_alpha", config->neftune_noise_alpha > 0,
-         "leave it out: the reference has no noise"},
+         scores ? "leave it out" : "leave it out: the reference has no noise"},
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].found)
             tsr_config_error(errors, tsr_config_where(config, others[i].key),
                              "%s does not go with objective: %s (%s); %s", others[i].key, name,
                              tsr_config_where(config, "objective"), others[i].instead);
+}
+
+/* What is scored is the end of a document, so none is cut. */
+static void check_scored(const tsr_config *config, tsr_config_errors *errors)
+{
+    if (config->objective.kind != TSR_OBJECTIVE_REWARD)
+        return;
+    if (config->adapter_mixing == TSR_CONFIG_ADAPTERS_MIXED)
+        tsr_config_error(
+            errors, tsr_config_where(config, "adapter_mixing"),
+            "adapter_mixing: tokens does not go with objective: reward (%s), whose head "
+            "is trained; write none",
+            tsr_config_where(config, "objective"));
+    if (config->truncation != TSR_CONFIG_TRUNCATION_RIGHT)
+        return;
+    tsr_config_error(errors, tsr_config_where(config, "truncation"),
+                     "truncation: found right, but objective: reward (%s) scores the last token of "
+                     "a document, which it cuts off; write drop, which TRL does, or error",
+                     tsr_config_where(config, "objective"));
 }
 
 /* A key of an objective, with another one. */
@@ -260,9 +286,12 @@ void tsr_config_check_objective(const tsr_config *config, tsr_config_errors *err
     check_idle(config, errors);
     if (config->objective.kind == TSR_OBJECTIVE_SFT)
         return;
-    if (config->loss_type.items && config->objective.kind != TSR_OBJECTIVE_ORPO)
+    bool one = config->objective.kind == TSR_OBJECTIVE_ORPO ||
+               config->objective.kind == TSR_OBJECTIVE_REWARD;
+    if (config->loss_type.items && !one)
         check_loss_type(config, errors);
     check_weights(config, errors);
     check_values(config, errors);
     check_others(config, errors);
+    check_scored(config, errors);
 }

@@ -363,7 +363,8 @@ static const tsr_key adapter_keys[] = {
      .help = "layers with an adapter; null: all"},
     {"modules_to_save", G, TSR_KEY_STRINGS, AT(modules_to_save), .none = "null",
      .flags = TSR_KEY_RESULT | TSR_KEY_EMPTY_TOO, .initial = "null",
-     .help = "what is trained whole beside the adapters: lm_head, embed_tokens"},
+     .help = "what is trained whole beside the adapters: lm_head, embed_tokens; with "
+             "objective: reward, score always"},
     {"trainable_token_indices", G, TSR_KEY_TOKENS, AT(trainable_token_indices), .low = 0,
      .high = INT32_MAX, .none = "null", .flags = TSR_KEY_RESULT, .initial = "null",
      .help = "tokens whose rows are trained: a list (of the embedding), or {embed_tokens: [..], "

@@ -74,7 +74,7 @@ typedef struct {
 #define TSR_KEYS_MAX 160
 
 /* Those of objectives (keys_objective.c), which tsr_keys_at has too. */
-#define TSR_OBJECTIVE_KEYS 19
+#define TSR_OBJECTIVE_KEYS 20
 extern const tsr_key tsr_objective_keys[TSR_OBJECTIVE_KEYS];
 
 int tsr_keys_count(void);

@@ -11,15 +11,13 @@
 #define G         .group = "objective"
 #define AT(field) .offset = offsetof(tsr_config, field)
 
-static const char not_here[] = "is not in this version";
-
 static const tsr_key_word objective_words[] = {
     {"sft", TSR_OBJECTIVE_SFT, NULL},
     {"dpo", TSR_OBJECTIVE_DPO, NULL},
     {"orpo", TSR_OBJECTIVE_ORPO, NULL},
     {"cpo", TSR_OBJECTIVE_CPO, NULL},
     {"kto", TSR_OBJECTIVE_KTO, NULL},
-    {"reward", -1, not_here},
+    {"reward", TSR_OBJECTIVE_REWARD, NULL},
     END,
 };
 static const tsr_key_word divergence_words[] = {
@@ -34,7 +32,8 @@ const tsr_key tsr_objective_keys[] = {
     {"objective", G, TSR_KEY_WORD, AT(objective.kind), objective_words, .flags = TSR_KEY_RESULT,
      .initial = "sft",
      .help = "what is learned from: sft: labels; dpo, orpo, cpo: pairs of a chosen and a rejected "
-             "answer; kto: answers labelled good or bad"},
+             "answer; kto: answers labelled good or bad; reward: pairs, whose answers get a number "
+             "each"},
     {"loss_type", G, TSR_KEY_STRINGS, AT(loss_type), .flags = TSR_KEY_RESULT, .none = "null",
      .initial = "null",
      .help = "the loss of the objective; dpo also takes a list and adds the losses; null: sigmoid, "
@@ -92,4 +91,9 @@ const tsr_key tsr_objective_keys[] = {
     {"undesirable_weight", G, TSR_KEY_NUMBER, AT(objective.undesirable_weight), .low = 0,
      .high = 1e6, .flags = TSR_KEY_RESULT, .initial = "1",
      .help = "kto: the weight of bad answers"},
+    {"center_rewards_coefficient", G, TSR_KEY_NUMBER, AT(objective.center), .low = 0, .high = 1e6,
+     .flags = TSR_KEY_RESULT, .none = "null", .none_value = 0, .initial = "null",
+     .help =
+         "reward: the weight of the squared sum of a pair's rewards, which keeps them around 0; "
+         "null: 0"},
 };

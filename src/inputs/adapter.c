@@ -253,7 +253,7 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
                                         same_ids(&config->trainable_token_indices.head,
                                                  peft->head_tokens, peft->head_token_count)},
         {"modules_to_save",
-         same_names(&config->modules_to_save, peft->save.names, peft->save.count)},
+         peft->scores || same_names(&config->modules_to_save, peft->save.names, peft->save.count)},
     };
     TSR_TRY(check_number(config, "lora_r", (double)config->lora_r, (double)peft->r, by_rank));
     TSR_TRY(check_number(config, "lora_alpha", config->lora_alpha, peft->lora_alpha, by_alpha));
@@ -322,8 +322,9 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
     if (!tsr_config_is_set(config, "layers_to_transform"))
         config->layers_to_transform = ints_of(store, peft->layers_to_transform, peft->layer_count);
     if (!tsr_config_is_set(config, "modules_to_save"))
-        config->modules_to_save =
-            peft->save.count ? modules_of(store, &peft->save).names : (tsr_config_strings){0};
+        config->modules_to_save = peft->save.count && !peft->scores
+                                      ? modules_of(store, &peft->save).names
+                                      : (tsr_config_strings){0};
     if (!tsr_config_is_set(config, "trainable_token_indices"))
         config->trainable_token_indices =
             (tsr_config_tokens){ints_of(store, peft->embedding_tokens, peft->embedding_token_count),
@@ -336,6 +337,7 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
 static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config, const model_modules *of)
 {
     const tsr_peft_config *peft = tsr_peft_config_of(adapter->init);
+    TSR_TRY(tsr_adapter_tables_task(config, peft));
     TSR_TRY(check_explicit(config, peft, of));
     bool dora = peft->use_dora || (tsr_config_is_set(config, "use_dora") && config->use_dora);
     adapter->fresh_magnitudes = dora && !peft->use_dora;
@@ -649,7 +651,12 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
     put_patterns(of_alpha + own_alphas, adapter->linear_alpha, adapter->linear_alpha_count,
                  by_alpha);
     put_patterns(of_alpha + of_alphas, set->expert_alpha, set->expert_alpha_count, 1);
+    /* What PEFT writes of a sequence classifier, whatever its head is called. */
+    static char *of_score[] = {"classifier", "score"};
+    tsr_peft_match save = {(char **)config->modules_to_save.items,
+                           (uint64_t)config->modules_to_save.count, NULL};
     *out = (tsr_peft_config){
+        .scores = adapter->trains_score,
         .base_model_name_or_path = (char *)config->model_name_or_path,
         .r = twice ? 2 * spec->r : spec->r,
         .lora_alpha = spec->alpha * by_alpha,
@@ -661,8 +668,7 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
         .beside_towers = adapter->each_named,
         .exclude = {(char **)spec->exclude.names, spec->exclude.count, (char *)spec->exclude.regex},
         .parameter = {set->parameter, set->parameter_count, NULL},
-        .save = {(char **)config->modules_to_save.items, (uint64_t)config->modules_to_save.count,
-                 NULL},
+        .save = adapter->trains_score ? (tsr_peft_match){of_score, 2, NULL} : save,
         .embedding_tokens = config->trainable_token_indices.embedding.items,
         .embedding_token_count = (uint64_t)config->trainable_token_indices.embedding.count,
         .head_tokens = config->trainable_token_indices.head.items,

@@ -14,7 +14,8 @@ typedef struct {
     tsr_peft *init; /* open init_adapter, or NULL */
     tsr_adapter_spec spec;
     tsr_adapter_set set;
-    bool trains_head, trains_embedding;        /* whole: modules_to_save */
+    bool trains_head, trains_embedding; /* whole: modules_to_save */
+    bool trains_score; /* in the head's place: a reward model's, with objective: reward */
     tsr_layout_rows embedding_rows, head_rows; /* trainable_token_indices; the configuration's */
     bool present;                  /* false: the plain base (evaluation without init_adapter) */
     bool each_named;               /* set.target is the whole name of each module */

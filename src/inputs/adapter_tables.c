@@ -11,12 +11,41 @@ static tsr_status smooths(const tsr_config *config, const char *key)
                     tsr_config_where(config, "label_smoothing_factor"), key);
 }
 
+tsr_status tsr_adapter_tables_task(const tsr_config *config, const tsr_peft_config *peft)
+{
+    if (!peft->scores || config->objective.kind == TSR_OBJECTIVE_REWARD)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: init_adapter: %s is a reward model's adapter (task_type SEQ_CLS), whose "
+                    "score is trained and evaluated with objective: reward; found objective: %s. "
+                    "It cannot be merged either; PEFT loads it beside its base",
+                    tsr_config_where(config, "init_adapter"), config->init_adapter,
+                    tsr_config_objective_name(config->objective.kind));
+}
+
+/* A reward model's score is trained without being asked for; nothing else is beside it. */
+static tsr_status choose_score(tsr_train_adapter *adapter, const tsr_config *config)
+{
+    adapter->trains_score = true;
+    for (int i = 0; i < config->modules_to_save.count; i++)
+        if (strcmp(config->modules_to_save.items[i], "score") != 0)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: modules_to_save: found %s; with objective: reward (%s) score is "
+                            "trained whole, and nothing else; leave the key out",
+                            tsr_config_where(config, "modules_to_save"),
+                            config->modules_to_save.items[i],
+                            tsr_config_where(config, "objective"));
+    return TSR_OK;
+}
+
 tsr_status tsr_adapter_tables_choose(tsr_train_adapter *adapter, const tsr_config *config)
 {
     const tsr_config_tokens *tokens = &config->trainable_token_indices;
     adapter->embedding_rows =
         (tsr_layout_rows){.id = tokens->embedding.items, .count = tokens->embedding.count};
     adapter->head_rows = (tsr_layout_rows){.id = tokens->head.items, .count = tokens->head.count};
+    if (config->objective.kind == TSR_OBJECTIVE_REWARD)
+        return choose_score(adapter, config);
     if (tokens->embedding.count + tokens->head.count && config->modules_to_save.count)
         return tsr_fail(TSR_ECONFIG,
                         "%s: trainable_token_indices: found with modules_to_save; rows of tokens "
@@ -35,9 +64,11 @@ tsr_status tsr_adapter_tables_choose(tsr_train_adapter *adapter, const tsr_confi
         if (!head && !embedding)
             return tsr_fail(TSR_ECONFIG,
                             "%s: modules_to_save: found %s; lm_head and embed_tokens can be "
-                            "trained whole; write one of them, or name linears of the layers in "
-                            "lora_target_modules",
-                            tsr_config_where(config, "modules_to_save"), name);
+                            "trained whole; write one of them, or %s",
+                            tsr_config_where(config, "modules_to_save"), name,
+                            !strcmp(last, "score")
+                                ? "objective: reward, which trains score"
+                                : "name linears of the layers in lora_target_modules");
     }
     return TSR_OK;
 }
@@ -53,6 +84,8 @@ bool tsr_adapter_tables_has(const tsr_train_adapter *adapter, const tsr_peft_mod
     const char *name = last_name(stored->path);
     bool head = !strcmp(name, "lm_head"), embedding = !strcmp(name, "embed_tokens");
     uint64_t rows = (uint64_t)(head ? adapter->head_rows.count : adapter->embedding_rows.count);
+    if (stored->whole && adapter->trains_score)
+        return !strcmp(stored->path, "score");
     if (stored->rows)
         return (head || embedding) && stored->out_features == rows;
     return stored->whole &&
@@ -65,6 +98,8 @@ tsr_status tsr_adapter_tables_count(uint64_t *out, const tsr_train_adapter *adap
     uint64_t found = 0, wanted = (uint64_t)adapter->trains_head + adapter->trains_embedding +
                                  (adapter->embedding_rows.count > 0) +
                                  (adapter->head_rows.count > 0);
+    wanted += adapter->trains_score && (tsr_peft_config_of(adapter->init)->scores ||
+                                        tsr_peft_module_find(adapter->init, "score"));
     bool may_share = tied && adapter->embedding_rows.count && adapter->head_rows.count;
     for (uint64_t i = 0; i < tsr_peft_module_count(adapter->init); i++) {
         const tsr_peft_module *stored = tsr_peft_module_at(adapter->init, i);

@@ -10,6 +10,10 @@
 /* What is trained whole, or rows of. TSR_ECONFIG: another module, or keys that exclude each other. */
 tsr_status tsr_adapter_tables_choose(tsr_train_adapter *adapter, const tsr_config *config);
 
+/* That init_adapter is of a model with the head that the objective trains. TSR_ECONFIG: it is a reward model's, and the
+ * objective is another. */
+tsr_status tsr_adapter_tables_task(const tsr_config *config, const tsr_peft_config *peft);
+
 /* A LoRA of a table, of the set, against what else is trained of it. */
 tsr_status tsr_adapter_tables_check(const tsr_train_adapter *adapter, const tsr_config *config);
 

@@ -200,7 +200,8 @@ static tsr_status check_ids(const tsr_inputs *inputs, const tsr_layout_rows *row
 static tsr_status check_whole(const tsr_inputs *inputs)
 {
     const tsr_peft *init = inputs->adapter.init;
-    uint64_t vocabulary = inputs->model.vocab_size, d = inputs->model.hidden_size;
+    uint64_t d = inputs->model.hidden_size;
+    uint64_t rows = inputs->adapter.trains_score ? 1 : inputs->model.vocab_size;
     TSR_TRY(check_ids(inputs, &inputs->adapter.embedding_rows));
     TSR_TRY(check_ids(inputs, &inputs->adapter.head_rows));
     for (uint64_t i = 0; init && i < tsr_peft_module_count(init); i++) {
@@ -210,11 +211,11 @@ static tsr_status check_whole(const tsr_inputs *inputs)
                             "%s: the rows of %s have the width %llu, but the model's %llu",
                             inputs->config.init_adapter, module->path,
                             (unsigned long long)module->in_features, (unsigned long long)d);
-        if (module->whole && (module->out_features != vocabulary || module->in_features != d))
+        if (module->whole && (module->out_features != rows || module->in_features != d))
             return tsr_fail(
                 TSR_EDATA, "%s: the weight of %s is [%llu, %llu], but the model's is [%llu, %llu]",
                 inputs->config.init_adapter, module->path, (unsigned long long)module->out_features,
-                (unsigned long long)module->in_features, (unsigned long long)vocabulary,
+                (unsigned long long)module->in_features, (unsigned long long)rows,
                 (unsigned long long)d);
     }
     return TSR_OK;
@@ -230,6 +231,7 @@ static tsr_layout_options layout_options(const tsr_inputs *inputs, bool nested)
                                 .compute = inputs->compute,
                                 .train_head = inputs->adapter.trains_head,
                                 .train_embedding = inputs->adapter.trains_embedding,
+                                .train_score = inputs->adapter.trains_score,
                                 .coded_moments = config->optim == TSR_CONFIG_OPTIM_ADAMW_8BIT,
                                 .embedding_rows = inputs->adapter.embedding_rows,
                                 .head_rows = inputs->adapter.head_rows};
@@ -252,7 +254,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(check_whole(inputs));
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
-    TSR_TRY(tsr_inputs_check_objective(inputs));
+    TSR_TRY(tsr_inputs_check_objective(inputs, train));
     TSR_TRY(tsr_inputs_open_reference(inputs));
     TSR_TRY(tsr_inputs_open_router_bias(inputs));
     TSR_TRY(group_units(&inputs->layout, config));
@@ -576,10 +578,13 @@ void tsr_inputs_assume_data(tsr_inputs *inputs)
     int64_t documents =
         config->per_device_train_batch_size * (config->objective.kind == TSR_OBJECTIVE_SFT ? 1 : 2);
     int64_t tokens = documents * length;
+    bool scores = config->objective.kind == TSR_OBJECTIVE_REWARD;
     if (config->max_steps > 0)
         warn_of_warmup(config, config->max_steps);
-    inputs->bounds = (tsr_batch_bounds){
-        .tokens = tokens, .documents = documents, .label_rows = tokens, .longest = length};
+    inputs->bounds = (tsr_batch_bounds){.tokens = tokens,
+                                        .documents = documents,
+                                        .label_rows = scores ? documents : tokens,
+                                        .longest = length};
     inputs->contributions = 1024;
 }
 

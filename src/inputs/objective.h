@@ -16,7 +16,7 @@ bool tsr_inputs_has_reference(const tsr_config *config);
  * the trained one; TSR_EDATA: it does not fit this model. */
 tsr_status tsr_inputs_open_reference(tsr_inputs *inputs);
 
-/* TSR_ECONFIG: the adapter trains what this objective cannot. */
-tsr_status tsr_inputs_check_objective(const tsr_inputs *inputs);
+/* TSR_ECONFIG: the adapter trains what this objective cannot; or, without `train`, has nothing to evaluate. */
+tsr_status tsr_inputs_check_objective(const tsr_inputs *inputs, bool train);
 
 #endif

@@ -52,6 +52,7 @@ typedef struct {
      * written as a list. */
     int64_t *embedding_tokens, *head_tokens;
     uint64_t embedding_token_count, head_token_count;
+    bool scores; /* task_type SEQ_CLS, of a reward model; else CAUSAL_LM */
     bool
         beside_towers; /* of a vision-language model's text decoder: the model card loads that model */
 } tsr_peft_config;

@@ -47,6 +47,8 @@ static const struct {
     {"velora_config", "null"},
 };
 
+static const char scored_task[] = "SEQ_CLS"; /* task_type of a reward model */
+
 /* Read into tsr_peft_config. */
 static const char *const acted_on[] = {
     "alpha_pattern",     "base_model_name_or_path",
@@ -82,7 +84,7 @@ static bool means_default(const char *key, const json_t *value)
             return true;
     }
     if (!strcmp(key, "task_type"))
-        return json_is_null(value);
+        return json_is_null(value) || (word && !strcmp(word, scored_task));
     return is_empty(value) && strcmp(key, "bias") && strcmp(key, "peft_type");
 }
 
@@ -111,8 +113,9 @@ static tsr_status check_field(const char *key, const json_t *value, const char *
         json_decref(wanted);
         if (same)
             return TSR_OK;
-        return tsr_fail(TSR_EDATA, "%s: key '%s' is %s, only PEFT's default %s is supported", place,
-                        key, tsr_json_show(found, value), fixed[i].value);
+        return tsr_fail(TSR_EDATA, "%s: key '%s' is %s, only PEFT's default %s%s is supported",
+                        place, key, tsr_json_show(found, value), fixed[i].value,
+                        strcmp(key, "task_type") ? "" : ", or of a reward model \"SEQ_CLS\",");
     }
     if (json_is_null(value))
         return TSR_OK;
@@ -280,8 +283,9 @@ static tsr_status read_tokens(tsr_peft_config *out, const json_t *root, const ch
 static tsr_status read_scalars(tsr_peft_config *out, const json_t *root, const char *place)
 {
     int64_t r = 8; /* PEFT's defaults, where a key is missing */
-    const char *base;
+    const char *base, *task = json_string_value(json_object_get(root, "task_type"));
     out->lora_alpha = 8;
+    out->scores = task && !strcmp(task, scored_task);
     if (tsr_json_has(root, "r"))
         TSR_TRY(tsr_json_int(&r, root, "r", 1, TSR_PEFT_MAX_RANK, place));
     out->r = (uint64_t)r;
@@ -471,6 +475,8 @@ static json_t *config_value(const tsr_peft_config *config)
     int failed = root == NULL;
     for (size_t i = 0; i < FIXED_COUNT; i++)
         failed = failed || json_object_set_new(root, fixed[i].key, fixed_value(fixed[i].value));
+    if (config->scores)
+        failed = failed || json_object_set_new(root, "task_type", json_string(scored_task));
     failed = failed || json_object_set_new(root, "base_model_name_or_path",
                                            base ? json_string(base) : json_null());
     failed = failed || json_object_set_new(root, "r", json_integer((json_int_t)config->r));

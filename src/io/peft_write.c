@@ -25,8 +25,9 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
 {
     const char *base = config->base_model_name_or_path;
     static const char what[] = TSR_PEFT_CARD_FILE ": the base model's name";
-    const char *model =
-        config->beside_towers ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
+    const char *model = config->scores          ? "AutoModelForSequenceClassification"
+                        : config->beside_towers ? "AutoModelForImageTextToText"
+                                                : "AutoModelForCausalLM";
     char place[PATH_MAX];
     TSR_AUTO_FREE char *quoted = NULL, *found = NULL;
     TSR_TRY(tsr_json_quote(&quoted, base ? base : "", what));
@@ -35,7 +36,8 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
     tsr_text_puts(card, "---\n");
     if (base)
         tsr_text_printf(card, "base_model: %s\n", quoted);
-    tsr_text_puts(card, "library_name: peft\npipeline_tag: text-generation\ntags:\n");
+    tsr_text_printf(card, "library_name: peft\npipeline_tag: text-%s\ntags:\n",
+                    config->scores ? "classification" : "generation");
     if (base)
         tsr_text_printf(card, "- \"base_model:adapter:%s\n", quoted + 1);
     tsr_text_printf(card, "%s- lora" CARD_TAG "- transformers\n---\n\n",
@@ -47,11 +49,11 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
     tsr_text_printf(card,
                     "```python\nfrom peft import PeftModel\n"
                     "from transformers import %s, AutoTokenizer\n\n"
-                    "base = %s\nmodel = %s.from_pretrained(base)\n"
+                    "base = %s\nmodel = %s.from_pretrained(base%s)\n"
                     "model = PeftModel.from_pretrained(model, \".\")  # this directory\n"
                     "tokenizer = AutoTokenizer.from_pretrained(%s)\n```\n\n",
                     model, base ? found : "\"the base model's directory\"", model,
-                    tokenizer ? "\".\"" : "base");
+                    config->scores ? ", num_labels=1" : "", tokenizer ? "\".\"" : "base");
     if (biases)
         tsr_text_puts(card, BIASES_NOTE);
     tsr_text_puts(card, "### Framework versions\n\n- PEFT 0.21.0\n");

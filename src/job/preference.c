@@ -255,6 +255,7 @@ void tsr_job_stage_preference(tsr_job *job, tsr_model_batch *batch, const tsr_mi
         return;
     batch->part = micro->part;
     batch->desirable = micro->desirable;
+    batch->margin = micro->margin;
     batch->share = 1 / (double)info->micro_count;
     if (!reference)
         return;
@@ -264,9 +265,30 @@ void tsr_job_stage_preference(tsr_job *job, tsr_model_batch *batch, const tsr_mi
     batch->reference = job->staged_reference;
 }
 
-static double mean(const int64_t *words, tsr_preference_word word, int64_t count)
+static double mean(const int64_t *words, int word, int64_t count)
 {
     return count ? (double)words[word] * 0x1p-32 / (double)count : NAN;
+}
+
+/* Of a reward model, of `count` micro-batches. */
+static tsr_job_preference scores_of(const int64_t *w, int64_t count)
+{
+    return (tsr_job_preference){.present = 1,
+                                .reward_chosen = NAN,
+                                .reward_rejected = NAN,
+                                .reward_margin = mean(w, TSR_SCORE_MARGIN, count),
+                                .reward_accuracy = mean(w, TSR_SCORE_ACCURACY, count),
+                                .logp_chosen = NAN,
+                                .logp_rejected = NAN,
+                                .nll_loss = NAN,
+                                .log_odds_ratio = NAN,
+                                .log_odds_chosen = NAN,
+                                .kl = NAN,
+                                .logit_chosen = NAN,
+                                .logit_rejected = NAN,
+                                .min_reward = mean(w, TSR_SCORE_MIN, count),
+                                .mean_reward = mean(w, TSR_SCORE_MEAN, count),
+                                .max_reward = mean(w, TSR_SCORE_MAX, count)};
 }
 
 void tsr_job_take_preference(tsr_job_preference *out, const tsr_job *job, const int64_t *word,
@@ -280,6 +302,10 @@ void tsr_job_take_preference(tsr_job_preference *out, const tsr_job *job, const 
     int64_t all = discards ? 0 : micro_count;
     if (kind == TSR_OBJECTIVE_SFT)
         return;
+    if (kind == TSR_OBJECTIVE_REWARD) {
+        *out = scores_of(w, all);
+        return;
+    }
     int64_t chosen = discards ? 0 : w[TSR_PREFERENCE_CHOSEN_IN];
     int64_t rejected = discards ? 0 : w[TSR_PREFERENCE_REJECTED_IN];
     int64_t both = discards ? 0 : w[TSR_PREFERENCE_BOTH_IN];
@@ -296,7 +322,10 @@ void tsr_job_take_preference(tsr_job_preference *out, const tsr_job *job, const 
         .log_odds_chosen = mean(w, TSR_PREFERENCE_LOG_ODDS_CHOSEN, odds ? all : 0),
         .kl = mean(w, TSR_PREFERENCE_KL, kind == TSR_OBJECTIVE_KTO ? all : 0),
         .logit_chosen = mean(w, TSR_PREFERENCE_LOGIT_CHOSEN, logits ? chosen : 0),
-        .logit_rejected = mean(w, TSR_PREFERENCE_LOGIT_REJECTED, logits ? rejected : 0)};
+        .logit_rejected = mean(w, TSR_PREFERENCE_LOGIT_REJECTED, logits ? rejected : 0),
+        .min_reward = NAN,
+        .mean_reward = NAN,
+        .max_reward = NAN};
 }
 
 void tsr_job_take_tokens(double *accuracy, double *entropy, const tsr_job *job, const int64_t *word,
@@ -306,6 +335,8 @@ void tsr_job_take_tokens(double *accuracy, double *entropy, const tsr_job *job, 
     const int64_t *w =
         word + TSR_WORD_COUNT + tsr_decision_loads(&job->decision, &job->inputs.layout);
     int64_t all = tsr_word_discards(word) ? 0 : micro_count;
+    if (kind == TSR_OBJECTIVE_REWARD)
+        *accuracy = *entropy = NAN;
     if (kind == TSR_OBJECTIVE_DPO || kind == TSR_OBJECTIVE_KTO)
         *entropy = mean(w, TSR_PREFERENCE_ENTROPY, all);
     if (kind == TSR_OBJECTIVE_DPO)

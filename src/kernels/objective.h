@@ -26,7 +26,8 @@ typedef enum {
     TSR_OBJECTIVE_DPO,
     TSR_OBJECTIVE_ORPO,
     TSR_OBJECTIVE_CPO,
-    TSR_OBJECTIVE_KTO
+    TSR_OBJECTIVE_KTO,
+    TSR_OBJECTIVE_REWARD /* score.h */
 } tsr_objective_kind;
 
 /* loss_type. */
@@ -75,6 +76,7 @@ typedef struct {
     bool weighting;                       /* use_weighting, of DPO */
     double cpo_alpha, simpo_gamma, alpha; /* of CPO */
     double desirable_weight, undesirable_weight;
+    double center; /* center_rewards_coefficient, of a reward model; 0: none */
 } tsr_objective;
 
 /* Sums over a document's completion, for metrics. */

@@ -340,6 +340,10 @@ static uint64_t cut_head(region *to, const walk *w, tsr_activations *out)
     out->head.x = cut(to, stream);
     out->head.rstd = cut(to, w->tokens * sizeof(float));
     out->head.rows = cut(to, w->rows * width * element);
+    if (w->options->layout->scores) {
+        out->head.score_gradient = cut(to, train ? w->d * sizeof(float) : 0);
+        return to->used;
+    }
     out->head.d_rows = cut(to, r && train ? w->rows * width * element : 0);
     out->head.joined = cut(to, r ? chunk * width * element : 0);
     out->head.label_h = cut(to, r ? w->rows * w->d * element : 0);
@@ -543,6 +547,8 @@ static tsr_status take_shared(const walk *w, tsr_activations *out)
     if (carries(w, TSR_PLACE_CARRIED_Z))
         TSR_TRY(take_rows(w, &out->carried_z, "z between layers", "what the next layer adds to it",
                           w->d));
+    if (w->options->layout->scores)
+        return TSR_OK;
     TSR_TRY(take(w, &nll, "head nll", "of each label: its loss", (tsr_array){TSR_F64, w->rows, 1}));
     out->nll = nll;
     return TSR_OK;

@@ -97,6 +97,7 @@ typedef struct {
         /* With a LoRA of the head, d + r columns wide: [rows, scale low] is `rows` then, with the gradient of it, a chunk
          * [W, B], and label rows of h alone, then their gradient. */
         void *d_rows, *joined, *label_h;
+        float *score_gradient; /* [d], of a reward model, which has rows alone beside it */
         tsr_head_state state;
         void *workspace;
         uint64_t workspace_bytes;

@@ -61,6 +61,8 @@ tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
                                 .tokens = s->batch.tokens,
                                 .d = d,
                                 .dtype = model->options.dtype}));
+    if (model->options.layout->scores)
+        return TSR_OK;
     return kernels->head_begin(model->compute, &(tsr_head_begin_args){.state = state_of(model),
                                                                       .rows = s->batch.label_rows,
                                                                       .d = joined_width(model)});
@@ -302,6 +304,8 @@ tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view
 {
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
+    if (layout->scores)
+        return tsr_model_score_weight(model, unit, view, gradient);
     if (low_width(model))
         return weigh_lora(model, unit, view, gradient);
     if (unit == tsr_layout_head_end(layout) - 1)
@@ -342,6 +346,8 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
                                 .skip_count = layout->head_rows.count,
                                 .softcap = (float)layout->config.logits_softcap,
                                 .dtype = model->options.dtype};
+    if (layout->scores)
+        return tsr_model_score(model, unit, view);
     if (low_width(model) && unit == layout->layer_count)
         TSR_TRY(join_rows(model, view));
     TSR_TRY(chunk_weight(&args.w, model, chunk, view));

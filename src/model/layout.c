@@ -207,7 +207,8 @@ static tsr_status make_layer(const tsr_layout_builder *b, int layer)
     tsr_layout_put_name(name, b->prefix, 0, true, "norm", ".weight");
     return add_vector(
         &unit->final_norm, b, unit, -1, name, &(tsr_vector){.count = config->hidden_size},
-        (vector_use){.plus = config->norm_plus_one, .divisor = (float)config->logits_divisor});
+        (vector_use){.plus = config->norm_plus_one,
+                     .divisor = b->layout->scores ? 0 : (float)config->logits_divisor});
 }
 
 /* Whether two tensors of one shape have the same values, up to the first chunk that differs. */
@@ -346,13 +347,15 @@ static tsr_status make_head(const tsr_layout_builder *b)
     TSR_TRY(tsr_layout_plain_tensor(&layout->embedding, &dtype, b, name, 2, shape));
     layout->parameter_count += shape[0] * shape[1];
     TSR_TRY(find_layer_rows(b));
-    if (config->tie_word_embeddings)
+    if (layout->scores)
+        tsr_layout_add_score(b);
+    else if (config->tie_word_embeddings)
         TSR_TRY(tied_head(b, &dtype, shape));
     else
         TSR_TRY(tsr_layout_plain_tensor(&layout->head, &dtype, b, b->head, 2, shape));
-    if (layout->head != layout->embedding)
+    if (layout->head && layout->head != layout->embedding)
         layout->parameter_count += shape[0] * shape[1];
-    for (int chunk = 0; chunk < layout->chunk_count; chunk++)
+    for (int chunk = 0; layout->head && chunk < layout->chunk_count; chunk++)
         make_chunk(b, layout->layer_count + chunk, chunk, layout->head, dtype,
                    b->options.train_head ? "lm_head" : NULL);
     for (int chunk = 0; layout->embedding_whole && chunk < layout->embedding_count; chunk++)
@@ -562,7 +565,7 @@ static bool adapts_embedding(const tsr_adapter_set *set)
 static uint64_t whole_elements(const tsr_layout *layout, const tsr_layout_unit *unit,
                                const tsr_layout_segment *s)
 {
-    bool chunk = unit->row_count && s->stored_rows == unit->row_count;
+    bool chunk = !layout->scores && unit->row_count && s->stored_rows == unit->row_count;
     uint64_t rows = chunk ? layout->config.vocab_size : s->stored_rows;
     return rows * s->stored_columns * (s->stack ? s->stack : 1);
 }
@@ -593,8 +596,7 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                             .in_4bit = holds(checkpoint, TSR_WEIGHT_STATE),
                             .in_8bit = holds(checkpoint, "." TSR_WEIGHT_INT8_SCALE)};
     tsr_status status;
-    layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
-    layout.head_trained = layout.head_whole = options->train_head;
+    tsr_layout_choose_head(&layout, options);
     layout.embedding_whole = options->train_embedding;
     bool rows = options->embedding_rows.count + options->head_rows.count > 0;
     layout.embedding_count =

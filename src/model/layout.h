@@ -10,6 +10,7 @@
  * modules_to_save trains the head or the embedding whole. A chunk of the head then has a trainable part and no frozen
  * one, and chunks of the embedding are units layers + chunks .. of the same kind; the plan has them before the layers.
  * A LoRA of the embedding is such a unit too; one of the head trains parts of its chunks.
+ * A reward model has a score in the head's place, one chunk of one row, which is trained (layout_score.c).
  * trainable_token_indices trains rows of either: all of them are one such unit. The head's replace its own, and where
  * head and embedding are one, with the same tokens or none named for the head, it takes the embedding's.
  *
@@ -223,6 +224,7 @@ typedef struct {
     char *embedding_path;                /* of its module, where something of it is trained */
     bool head_trained;                   /* the head's chunks have a trainable part */
     bool head_whole;                     /* and no other */
+    bool scores;                         /* the head is a reward model's score; head is NULL */
     int plan_unit_count, plan_head_unit; /* units of the plan; the first chunk of the head */
     bool grouped;                        /* these are others than the layout's */
     const tsr_tensor *embedding, *head;  /* the same where they are tied */
@@ -252,6 +254,7 @@ typedef struct {
     bool keeps_fp8;    /* neither: weights that the checkpoint has in e4m3 stay in it */
     tsr_dtype compute; /* dtype of the working copies of A and B; m is fp32 always */
     bool train_head, train_embedding;          /* whole, as modules_to_save has it */
+    bool train_score;                          /* and no head */
     bool coded_moments;                        /* of large trainable tensors, for adamw_8bit */
     tsr_layout_rows embedding_rows, head_rows; /* trained alone; not with these */
     /* [mixed_count]: several adapters, LoRA of linears alone; there is no other. */

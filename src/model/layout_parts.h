@@ -37,6 +37,10 @@ tsr_status tsr_layout_plain_tensor(const tsr_tensor **out, tsr_dtype *dtype,
                                    const tsr_layout_builder *b, const char *name, int ndim,
                                    const uint64_t *shape);
 
+/* layout_score.c: how many chunks the head has, and what of it is trained; the score in the head's only chunk. */
+void tsr_layout_choose_head(tsr_layout *layout, const tsr_layout_options *options);
+void tsr_layout_add_score(const tsr_layout_builder *b);
+
 /* layout_stack.c: stack `index` of a layer, and its adapter. */
 tsr_status tsr_layout_make_stack(const tsr_layout_builder *b, tsr_layout_unit *unit, int layer,
                                  int index);

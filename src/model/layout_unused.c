@@ -70,12 +70,12 @@ static const tsr_tensor *owner(const tsr_checkpoint *checkpoint, const tsr_tenso
     return found ? found : tensor;
 }
 
-/* The head of a tied model, which is its embedding, and buffers that old versions saved. */
+/* The head of a tied model, which is its embedding, or that a reward model has no use for, and buffers that old versions saved. */
 static bool is_known(const tsr_layout *layout, const char *name)
 {
     static const char buffer[] = ".rotary_emb.inv_freq";
     size_t length = strlen(name), tail = sizeof buffer - 1;
-    return (layout->head == layout->embedding &&
+    return ((!layout->head || layout->head == layout->embedding) &&
             (!strcmp(name, "lm_head.weight") || !strcmp(name, "language_model.lm_head.weight"))) ||
            (length >= tail && !strcmp(name + length - tail, buffer));
 }

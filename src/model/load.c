@@ -438,6 +438,23 @@ static tsr_status load_chunk(const beginning *begin, int unit)
     return close_part(&part, status, begin->loader, unit, 0);
 }
 
+/* A reward model's score: as init has it, else normal, as Transformers draws what a checkpoint does not have. */
+static tsr_status load_score(const beginning *begin, int unit)
+{
+    const tsr_layout_segment *s = &begin->layout->unit[unit].trainable[0];
+    const tsr_peft_module *stored = stored_of(begin, s->module);
+    tsr_status status = TSR_OK;
+    owned_part part;
+    TSR_TRY(open_part(&part, s, begin->loader));
+    if (stored)
+        status = tsr_safetensors_read_f32(part.read, stored->whole, part.from, part.count);
+    else
+        tsr_adapter_init_normal(part.read, part.from, part.count,
+                                begin->layout->config.initializer_range, begin->seed,
+                                tsr_adapter_module_key(s->module));
+    return close_part(&part, status, begin->loader, unit, 0);
+}
+
 /* Rows of a table: as init has them, else the checkpoint. */
 static tsr_status fill_rows(const owned_part *part, const tsr_layout_rows *rows,
                             const tsr_tensor *stored)
@@ -526,6 +543,8 @@ static tsr_status load_table(const beginning *begin, int unit)
     bool embedding = unit >= tsr_layout_head_end(layout);
     if (!layout->unit[unit].trainable_count)
         return TSR_OK;
+    if (!embedding && layout->scores)
+        return load_score(begin, unit);
     if (!embedding && layout->head_lora.r)
         return load_head_lora(begin, unit);
     if (!embedding || layout->embedding_whole)

@@ -203,6 +203,8 @@ static int list_heads(tsr_head_bounds *out, const tsr_model_options *options,
 {
     const tsr_layout *layout = options->layout;
     int written = 0;
+    if (layout->scores) /* which are no matmul */
+        return 0;
     for (int i = 0; i < count; i++)
         for (int unit = layout->layer_count; unit < tsr_layout_head_end(layout); unit++) {
             int64_t chunk = (int64_t)layout->unit[unit].row_count;

@@ -250,6 +250,8 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                             TSR_HEAD_PARTS + 1, layout->config.hidden_size));
     TSR_TRY(walk_rows(model, options, device, user));
     TSR_TRY(walk_routers(model, options, device, user));
+    if (layout->scores)
+        return tsr_model_walk_score(model, options, device, user);
     return options->objective ? tsr_model_walk_preference(model, options, device, user) : TSR_OK;
 }
 

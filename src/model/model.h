@@ -49,6 +49,7 @@ typedef struct {
     const int32_t *part;      /* [TSR_PARTS documents + 1] */
     const double *reference;  /* [TSR_PARTS documents] */
     const int32_t *desirable; /* [documents / 2] */
+    const float *margin;      /* [documents / 2], of a reward model, which has no parts */
     double share;
     /* [range_count], all tokens in their order, at most one of an adapter; with one adapter NULL. Theirs are label_tokens
      * and epoch then. */

@@ -14,6 +14,7 @@ typedef struct {
     int32_t *positions, *cu_seqlens, *label_row, *label, *sample_position;
     int32_t *part, *desirable; /* of an objective */
     double *reference;
+    float *margin; /* of a reward model */
     int64_t *sample;
     char
         *embedding; /* [tokens, d] rows of the table as they are stored; NULL where it is trained */
@@ -55,6 +56,7 @@ typedef struct {
     float *weight;                /* [label rows] */
     float *squares, *log_squares; /* [label rows] each, of the head; NULL: pairs are not weighted */
     float *entropy, *correct, *logit; /* [label rows] each; logit NULL: not reported */
+    double *rewards; /* [label rows, 2], of a reward model, which has the words alone beside them */
     int64_t *words; /* [TSR_PREFERENCE_WORDS], and behind them the sum of nll, which nobody reads */
 } preference_state;
 
@@ -185,6 +187,13 @@ tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *
                                      tsr_take_buffer *device, void *user);
 tsr_status tsr_model_prefer(tsr_model *model);
 int64_t *tsr_model_loss_word(const tsr_model *model);
+
+/* score.c: the same of a reward model: its buffers; in the place of a chunk of the vocabulary; and its gradient. */
+tsr_status tsr_model_walk_score(tsr_model *model, const tsr_model_options *options,
+                                tsr_take_buffer *device, void *user);
+tsr_status tsr_model_score(tsr_model *model, int unit, const tsr_unit_view *view);
+tsr_status tsr_model_score_weight(tsr_model *model, int unit, const tsr_unit_view *view,
+                                  float *gradient);
 
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer);
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view);

@@ -23,7 +23,8 @@ static uint64_t lay_out(stage_view *view, char *base, const tsr_model_options *o
     uint64_t t = (uint64_t)tokens, offset = 0;
     const tsr_layout *layout = options->layout;
     uint64_t chains = layout->embedding_count ? t * sizeof(int32_t) : 0;
-    uint64_t sums = TSR_PARTS * (uint64_t)documents;
+    uint64_t sums = TSR_PARTS * (uint64_t)documents, pairs = (uint64_t)documents / 2;
+    bool parts_known = options->objective && !layout->scores;
     const struct {
         void **part;
         uint64_t bytes;
@@ -34,10 +35,10 @@ static uint64_t lay_out(stage_view *view, char *base, const tsr_model_options *o
         {(void **)&view->label, (uint64_t)label_rows * sizeof(int32_t)},
         {(void **)&view->sample_position, t * sizeof(int32_t)},
         {(void **)&view->sample, t * sizeof(int64_t)},
-        {(void **)&view->part, options->objective ? (sums + 1) * sizeof(int32_t) : 0},
-        {(void **)&view->desirable,
-         options->objective ? (uint64_t)documents / 2 * sizeof(int32_t) : 0},
-        {(void **)&view->reference, options->objective ? sums * sizeof(double) : 0},
+        {(void **)&view->part, parts_known ? (sums + 1) * sizeof(int32_t) : 0},
+        {(void **)&view->desirable, options->objective ? pairs * sizeof(int32_t) : 0},
+        {(void **)&view->reference, parts_known ? sums * sizeof(double) : 0},
+        {(void **)&view->margin, layout->scores ? pairs * sizeof(float) : 0},
         {(void **)&view->embedding, layout->embedding_whole ? 0 : t * row_bytes(layout->embedding)},
         {(void **)&view->ids, chains},
         {(void **)&view->next, chains},
@@ -118,12 +119,16 @@ static void move_labels(const tsr_model *model, const stage_view *view, int64_t 
             view->label[i] = vocabulary + model->head_row[view->label[i]];
 }
 
-static void fill_preference(const stage_view *view, const tsr_model_batch *batch)
+static void fill_preference(const tsr_model *model, const stage_view *view,
+                            const tsr_model_batch *batch)
 {
-    size_t parts = TSR_PARTS * (size_t)batch->documents;
+    size_t parts = TSR_PARTS * (size_t)batch->documents, pairs = (size_t)batch->documents / 2;
+    memcpy(view->desirable, batch->desirable, pairs * sizeof *view->desirable);
+    if (model->options.layout->scores) {
+        memcpy(view->margin, batch->margin, pairs * sizeof *view->margin);
+        return;
+    }
     memcpy(view->part, batch->part, (parts + 1) * sizeof *view->part);
-    memcpy(view->desirable, batch->desirable,
-           (size_t)batch->documents / 2 * sizeof *view->desirable);
     if (batch->reference)
         memcpy(view->reference, batch->reference, parts * sizeof *view->reference);
 }
@@ -141,7 +146,7 @@ static void fill(const tsr_model *model, const stage_view *view, const tsr_model
             view->sample_position[t] = batch->first_position[document] + batch->positions[t];
         }
     if (model->options.objective)
-        fill_preference(view, batch);
+        fill_preference(model, view, batch);
     turn_as_long(model, view, batch);
     move_labels(model, view, batch->label_rows);
     if (!layout->embedding_whole)

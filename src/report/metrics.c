@@ -157,11 +157,12 @@ static void put_experts(tsr_metrics *m, const tsr_job_report *step)
 int tsr_metrics_preference(tsr_metrics_value out[TSR_METRICS_PREFERENCE],
                            const tsr_job_preference *p)
 {
+    bool scores = !isnan(p->mean_reward); /* a reward model's names are others */
     const tsr_metrics_value all[TSR_METRICS_PREFERENCE] = {
         {"rewards/chosen", p->reward_chosen},
         {"rewards/rejected", p->reward_rejected},
-        {"rewards/accuracies", p->reward_accuracy},
-        {"rewards/margins", p->reward_margin},
+        {scores ? "accuracy" : "rewards/accuracies", p->reward_accuracy},
+        {scores ? "margin" : "rewards/margins", p->reward_margin},
         {"logps/chosen", p->logp_chosen},
         {"logps/rejected", p->logp_rejected},
         {"nll_loss", p->nll_loss},
@@ -169,7 +170,10 @@ int tsr_metrics_preference(tsr_metrics_value out[TSR_METRICS_PREFERENCE],
         {"log_odds_chosen", p->log_odds_chosen},
         {"kl", p->kl},
         {"logits/chosen", p->logit_chosen},
-        {"logits/rejected", p->logit_rejected}};
+        {"logits/rejected", p->logit_rejected},
+        {"min_reward", p->min_reward},
+        {"mean_reward", p->mean_reward},
+        {"max_reward", p->max_reward}};
     int count = 0;
     for (int i = 0; p->present && i < TSR_METRICS_PREFERENCE; i++)
         if (!isnan(all[i].value))

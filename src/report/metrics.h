@@ -43,7 +43,7 @@ typedef struct {
     double value;
 } tsr_metrics_value;
 
-#define TSR_METRICS_PREFERENCE 12
+#define TSR_METRICS_PREFERENCE 15
 /* Those that the objective has; how many. */
 int tsr_metrics_preference(tsr_metrics_value out[TSR_METRICS_PREFERENCE],
                            const tsr_job_preference *preference);

@@ -168,8 +168,15 @@ static void put_objective(tsr_text *out, const tsr_config *config)
         tsr_text_puts(out, " ");
         put_value(out, config, "loss_type");
     }
-    tsr_text_puts(out, ", beta ");
-    put_value(out, config, "beta");
+    bool scores = config->objective.kind == TSR_OBJECTIVE_REWARD;
+    if (!scores) {
+        tsr_text_puts(out, ", beta ");
+        put_value(out, config, "beta");
+    }
+    if (config->objective.center > 0) {
+        tsr_text_puts(out, ", center_rewards_coefficient ");
+        put_value(out, config, "center_rewards_coefficient");
+    }
     if (tsr_inputs_has_reference(config))
         tsr_text_printf(out, ", from %s",
                         config->init_adapter && !config->ref_adapter ? "the first adapter"
@@ -259,7 +266,10 @@ void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_
                      double first_eval_loss, double last_eval_loss)
 {
     const char *dir = config->output_dir ? config->output_dir : ".";
-    const char *model = call->beside_towers ? "ImageTextToText" : "CausalLM";
+    bool scores = config->objective.kind == TSR_OBJECTIVE_REWARD;
+    const char *model = scores                ? "SequenceClassification"
+                        : call->beside_towers ? "ImageTextToText"
+                                              : "CausalLM";
     if (isfinite(last_eval_loss)) {
         tsr_text_puts(out, "eval_loss ");
         if (isfinite(first_eval_loss)) {
@@ -279,7 +289,7 @@ void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_
                     "model = PeftModel.from_pretrained(AutoModelFor%s.from_pretrained(",
                     model, model);
     put_python(out, call->directory, config->model_name_or_path ? config->model_name_or_path : "");
-    tsr_text_puts(out, "), ");
+    tsr_text_puts(out, scores ? ", num_labels=1), " : "), ");
     put_python(out, call->directory, dir);
     tsr_text_puts(out, ")\n");
 }

@@ -177,6 +177,25 @@ static void test_other_forms(void **state)
 }
 
 /* Numbers keep their value with as few digits as that needs; text is escaped as Python does. */
+/* A reward model's task comes back; any other is CAUSAL_LM, or none. */
+static void test_tasks(void **state)
+{
+    (void)state;
+    char *names[] = {"q"};
+    for (int scores = 0; scores < 2; scores++) {
+        tsr_peft_config c = {.r = 4, .lora_alpha = 8, .target = {names, 1, NULL}, .scores = scores};
+        tsr_peft_config back;
+        char *text;
+        assert_int_equal(tsr_peft_config_format(&text, &c), TSR_OK);
+        assert_non_null(
+            strstr(text, scores ? "\"task_type\": \"SEQ_CLS\"" : "\"task_type\": \"CAUSAL_LM\""));
+        assert_int_equal(parse(&back, text), TSR_OK);
+        assert_int_equal(back.scores, scores);
+        tsr_peft_config_free(&back);
+        free(text);
+    }
+}
+
 static void test_format_numbers(void **state)
 {
     (void)state;
@@ -256,7 +275,9 @@ static const struct {
      WITH(",\"target_parameters\":\"w\""),
      {"'target_parameters'", "\"w\"", "list"}},
     {"parameters of numbers", WITH(",\"target_parameters\":[1]"), {"'target_parameters'", "1"}},
-    {"other task", WITH(",\"task_type\":\"SEQ_CLS\""), {"'task_type'", "SEQ_CLS", "CAUSAL_LM"}},
+    {"other task",
+     WITH(",\"task_type\":\"TOKEN_CLS\""),
+     {"'task_type'", "TOKEN_CLS", "CAUSAL_LM", "SEQ_CLS"}},
     {"layers_pattern", WITH(",\"layers_pattern\":\"h\""), {"'layers_pattern'", "\"h\""}},
     {"unknown field", WITH(",\"use_magic\":true"), {"'use_magic'", "true", "0.21"}},
     {"rank pattern",
@@ -463,6 +484,7 @@ int main(void)
         cmocka_unit_test(test_patterns),
         cmocka_unit_test_setup_teardown(test_round_trips, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_other_forms),
+        cmocka_unit_test(test_tasks),
         cmocka_unit_test(test_format_numbers),
         cmocka_unit_test(test_broken_configs),
         cmocka_unit_test_setup_teardown(test_broken_weights, scratch_setup, scratch_teardown),

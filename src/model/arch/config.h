@@ -94,7 +94,8 @@ typedef struct {
     tsr_head_norms head_norms;
     bool sinks; /* of attention (kernels/attention.h) */
     bool tie_word_embeddings;
-    double attention_scale;                 /* of the scores; 0: 1 / sqrt(head_dim) */
+    double initializer_range; /* of what a checkpoint does not have: a reward model's score */
+    double attention_scale;   /* of the scores; 0: 1 / sqrt(head_dim) */
     double embedding_scale, residual_scale; /* of embedded rows; of what layers add; 0: 1 */
     bool embedding_scale_later; /* the embedding itself is not scaled: NEFTune's noise is */
     double logits_divisor;      /* 0: 1 */
