@@ -259,7 +259,9 @@ static const tsr_key data_keys[] = {
      .flags = TSR_KEY_RESULT, .initial = "2048", .trl = "1024",
      .help = "most tokens of a sample, or of a packed row; null: no limit"},
     {"truncation", G, TSR_KEY_WORD, AT(truncation), truncation_words, .flags = TSR_KEY_RESULT,
-     .initial = "error", .trl = "right", .help = "what to do with a longer sample; right: cut it"},
+     .initial = "error", .trl = "right",
+     .help =
+         "what to do with a longer sample; right: cut it; default with objective: reward: drop"},
     {"packing", G, TSR_KEY_BOOL, AT(packing), .flags = TSR_KEY_RESULT, .initial = "false",
      .help = "put several samples into a row; they do not see each other"},
     {"packing_strategy", G, TSR_KEY_WORD, AT(packing_strategy), packing_words,

@@ -49,9 +49,10 @@ static void convert_stage(tsr_peers_work *work, const tsr_config_entry *entry)
     if (tsr_llamafactory_has_pairs(work))
         tsr_llamafactory_objective(work, entry);
     else if (!tsr_peers_is_one_of(&entry->value, "sft pt"))
-        tsr_peers_refuse(work, entry, &entry->value,
-                         "expected sft (answers), pt (texts), dpo or kto (preferences); there are "
-                         "no reward models, and nothing is generated while training");
+        tsr_peers_refuse(
+            work, entry, &entry->value,
+            "expected sft (answers), pt (texts), dpo or kto (preferences); of rm write a "
+            "job.yaml with objective: reward; nothing is generated while training");
 }
 
 static void convert_type(tsr_peers_work *work, const tsr_config_entry *entry)

@@ -141,13 +141,14 @@ tsr_status tsr_job_base_check_inputs(const tsr_job *job)
     const tsr_layout *its = &job->base->inputs.layout;
     bool same = own->plan_unit_count == its->plan_unit_count &&
                 own->unit_count == its->unit_count && own->plan_head_unit == its->plan_head_unit &&
-                own->embedding_whole == its->embedding_whole;
+                own->embedding_whole == its->embedding_whole && own->scores == its->scores;
     if (same)
         return TSR_OK;
     return tsr_fail(
         TSR_ECONFIG,
         "adapters %s and %s: their base does not have the same units, since one trains "
-        "tables (modules_to_save, trainable_token_indices, embed_tokens or lm_head) that "
+        "tables (modules_to_save, trainable_token_indices, embed_tokens or lm_head, or the score "
+        "of objective: reward) that "
         "the other does not, or by the bytes of unit_policy; train them in runs of their "
         "own",
         name_of(job->base), name_of(job));

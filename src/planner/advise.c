@@ -63,6 +63,8 @@ static tsr_batch_bounds bounds_of(const tsr_inputs *inputs, int64_t tokens)
     b.documents += (more + b.longest - 1) / b.longest;
     b.label_rows += more;
     b.label_rows = b.label_rows < tokens ? b.label_rows : tokens;
+    if (inputs->layout.scores)
+        b.label_rows = b.documents;
     b.longest = b.longest < tokens ? b.longest : tokens;
     b.tokens = tokens;
     return b;

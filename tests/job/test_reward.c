@@ -406,7 +406,7 @@ static void test_evaluations(void **state)
 }
 
 /* Creates a job of `purpose` and says what came of it. */
-static tsr_status create(tsr_job **out, int purpose, const char *text)
+static tsr_status create(tsr_job **out, int purpose, const char *text, tsr_job *base)
 {
     const char *overrides[JOB_BACKEND_KEYS];
     job_backend_keys(overrides);
@@ -415,6 +415,7 @@ static tsr_status create(tsr_job **out, int purpose, const char *text)
                                      .overrides = overrides,
                                      .override_count = JOB_BACKEND_KEYS,
                                      .purpose = purpose,
+                                     .base = base,
                                      .threads = 1};
     return tsr_job_create(out, &options);
 }
@@ -438,19 +439,19 @@ static void test_eval_alone(void **state)
                     scratch_path("pairs.jsonl"));
     tsr_text_printf(&config, "%sinit_adapter: %s\n", tsr_text_string(&without),
                     scratch_path("0_alone"));
-    if (create(&job, TSR_JOB_EVALUATE, tsr_text_string(&config)) < 0 || tsr_job_start(job) < 0 ||
-        tsr_job_evaluate(job, &evaluation) < 0)
+    if (create(&job, TSR_JOB_EVALUATE, tsr_text_string(&config), NULL) < 0 ||
+        tsr_job_start(job) < 0 || tsr_job_evaluate(job, &evaluation) < 0)
         fail_msg("%s", tsr_last_error());
     tsr_job_destroy(job);
     judge("the run's last evaluation",
           fabs(evaluation.loss - trained.eval[trained.eval_count - 1].loss), 1e-6);
     job_result_free(&trained);
-    check_error("no adapter", create(&job, TSR_JOB_EVALUATE, tsr_text_string(&without)),
+    check_error("no adapter", create(&job, TSR_JOB_EVALUATE, tsr_text_string(&without), NULL),
                 TSR_ECONFIG,
                 (const char *const[MOST_WORDS]){"evaluates a trained score", "init_adapter"});
     tsr_text_printf(&other, "%sinit_adapter: " OBJECTIVES "/init/lora_r8_b\n",
                     tsr_text_string(&without));
-    check_error("another adapter", create(&job, TSR_JOB_EVALUATE, tsr_text_string(&other)),
+    check_error("another adapter", create(&job, TSR_JOB_EVALUATE, tsr_text_string(&other), NULL),
                 TSR_ECONFIG, (const char *const[MOST_WORDS]){"lora_r8_b has none"});
 }
 
@@ -471,7 +472,83 @@ static void test_from_text(void **state)
     job_result_free(&result);
 }
 
+/* ---- on one base ---- */
+
+static void configure_shared(tsr_text *out, const char *keys, const char *output)
+{
+    tsr_auto_text more = {0};
+    tsr_text_printf(&more, "%soutput_dir: %s\n", keys, scratch_path(output));
+    configure_kind(out, 0, tsr_text_string(&more));
+}
+
+static void step_both(tsr_job *job[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (tsr_job_start(job[i]) < 0)
+            fail_msg("%s", tsr_last_error());
+    for (int i = 0, status[2] = {0}; !status[0] || !status[1]; i = !i) {
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
+        status[i] = status[i] ? status[i] : tsr_job_step(job[i], &report);
+        if (status[i] < 0)
+            fail_msg("%s", tsr_last_error());
+    }
+}
+
+/* Two reward models have the bits of runs of their own; an adapter of text cannot be beside one. */
+static void test_shared(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"", "lora_r: 8\nseed: 7\nmax_steps: 3\n"};
+    tsr_job *job[2] = {NULL}, *third = NULL;
+    tsr_auto_text text = {0};
+    for (int i = 0; i < 2; i++) {
+        tsr_auto_text config = {0};
+        configure_shared(&config, keys[i], i ? "shared_1" : "shared_0");
+        if (create(&job[i], TSR_JOB_TRAIN, tsr_text_string(&config), job[0]) < 0)
+            fail_msg("%s", tsr_last_error());
+    }
+    configure_shared(&text, "objective: dpo\n", "shared_2");
+    check_error("text", create(&third, TSR_JOB_TRAIN, tsr_text_string(&text), job[0]), TSR_ECONFIG,
+                (const char *const[MOST_WORDS]){"the score of objective: reward"});
+    step_both(job);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(tsr_job_save(job[i]), TSR_OK);
+    for (int i = 1; i >= 0; i--)
+        tsr_job_destroy(job[i]);
+    for (int i = 0; i < 2; i++) {
+        job_result alone;
+        uint64_t bytes;
+        run_kind(&alone, 1, 0, keys[i], i ? "alone_1" : "alone_0", NULL);
+        char *saved = read_whole(&bytes, scratch_path(i ? "shared_1/adapter_model.safetensors"
+                                                        : "shared_0/adapter_model.safetensors"));
+        assert_int_equal(bytes, alone.adapter_bytes);
+        assert_memory_equal(saved, alone.adapter, bytes);
+        free(saved);
+        job_result_free(&alone);
+    }
+}
+
 /* ---- what is refused ---- */
+
+/* Whether the objective is named or not. */
+static void test_no_merge(void **state)
+{
+    (void)state;
+    static const char *const objectives[] = {"", "objective: reward\n"};
+    static const char *const words[][MOST_WORDS] = {{"SEQ_CLS", "cannot be merged"},
+                                                    {"score has no place in a merged model"}};
+    for (int i = 0; i < 2; i++) {
+        tsr_auto_text config = {0};
+        char *text = NULL;
+        tsr_text_printf(&config,
+                        "model_name_or_path: " JOB_MODEL "\ninit_adapter: " INIT
+                        "\noutput_dir: %s\n%s",
+                        scratch_path("merged"), objectives[i]);
+        const tsr_job_options options = {.size = sizeof options,
+                                         .config_text = tsr_text_string(&config)};
+        check_error("merge", tsr_merge(&options, 0, &text), TSR_ECONFIG, words[i]);
+    }
+}
 
 static void test_refusals(void **state)
 {
@@ -539,7 +616,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_traces),      cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_fresh),       cmocka_unit_test(test_saved),
         cmocka_unit_test(test_evaluations), cmocka_unit_test(test_eval_alone),
-        cmocka_unit_test(test_from_text),   cmocka_unit_test(test_refusals)};
+        cmocka_unit_test(test_from_text),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_shared),      cmocka_unit_test(test_no_merge)};
     job_choose_backend(argc, argv);
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
