@@ -433,10 +433,10 @@ static void test_golden_logits(void **state)
     job_spec spec = evaluation(scratch_path("golden.jsonl"), "bf16");
     job_run(&spec, evaluate_with_rounded_frequencies, &got);
     assert_int_equal(got.rows.count, length);
-    for (int32_t t = 0; t < length; t++) {
+    for (int32_t t = 0; t < length; t += 3) { /* the file has every third */
         test_head_logits(logits, &head, got.rows.rows + t * D);
         for (int v = 0; v < VOCAB; v++)
-            worst = worse(fabs(logits[v] - (double)want[t * VOCAB + v]), worst);
+            worst = worse(fabs(logits[v] - (double)want[t / 3 * VOCAB + v]), worst);
     }
     judge("tiny-llama golden_logits", worst, LOGIT_TOLERANCE);
     test_rows_free(&got.rows);
