@@ -84,6 +84,8 @@ static tsr_status take_adapter(tsr_directory_job *job, const char *directory, ts
     tsr_status status = add_key(job, "init_adapter", directory, "");
     if (status == TSR_OK && config.base_model_name_or_path)
         status = add_key(job, "model_name_or_path", config.base_model_name_or_path, "");
+    if (status == TSR_OK && config.scores && command == TSR_COMMAND_EVAL)
+        status = add_key(job, "objective", "reward", "");
     tsr_peft_config_free(&config);
     if (status == TSR_OK && command == TSR_COMMAND_MERGE)
         status = add_key(job, "output_dir", directory, "-merged");

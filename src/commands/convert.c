@@ -155,6 +155,8 @@ static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *comman
     c->inputs.config.load_in_8bit = false;
     c->inputs.config.load_in_4bit = true; /* a 4-bit base is understood whatever training needs */
     c->inputs.config.lora_graph = TSR_CONFIG_GRAPH_AUTO; /* and what its GPU did is not asked */
+    if (!c->inputs.config.init_adapter)                  /* nor what an adapter would learn */
+        c->inputs.config.objective.kind = TSR_OBJECTIVE_SFT;
     c->inputs.compute = TSR_F32;
     TSR_TRY(tsr_inputs_read_model(&c->inputs, false, false));
     TSR_TRY(tsr_weight_uses_make(&c->uses, &c->inputs.layout));

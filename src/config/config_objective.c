@@ -134,6 +134,14 @@ void tsr_config_derive_objective(tsr_config *config)
         config->lora_dropout = 0;
 }
 
+bool tsr_config_objective_decides(const tsr_config *config, const char *name)
+{
+    tsr_objective_kind kind = config->objective.kind;
+    return (kind != TSR_OBJECTIVE_SFT && !strcmp(name, "learning_rate")) ||
+           (kind == TSR_OBJECTIVE_REWARD && !strcmp(name, "truncation")) ||
+           (kind == TSR_OBJECTIVE_KTO && !strcmp(name, "shuffle"));
+}
+
 /* ---- checks ---- */
 
 static void check_loss_type(const tsr_config *config, tsr_config_errors *errors)

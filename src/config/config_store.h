@@ -141,6 +141,8 @@ bool tsr_config_same_text(const tsr_config *config, const tsr_key *key, const ch
 
 /* The same of the objective. (config_objective.c) */
 void tsr_config_derive_objective(tsr_config *config);
+/* Whether a key's default is that of the objective, not the table's. */
+bool tsr_config_objective_decides(const tsr_config *config, const char *name);
 void tsr_config_check_objective(const tsr_config *config, tsr_config_errors *errors);
 
 /* Sets defaults that follow other keys, then says in `errors` what does not go together.

@@ -28,7 +28,8 @@ void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
     tsr_auto_text taken = {0}, different = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
-        if (!key->trl || config->store->origin[i].layer >= TSR_LAYER_FILE)
+        if (!key->trl || config->store->origin[i].layer >= TSR_LAYER_FILE ||
+            tsr_config_objective_decides(config, key->name))
             continue;
         if (trl && !(key->flags & TSR_KEY_TRL_SAID_ONLY)) {
             if (take(config, i, errors))

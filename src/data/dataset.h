@@ -66,13 +66,15 @@ typedef struct {
     const char *const *files; /* with rows.next: names that it is asked for */
     tsr_row_source rows;
     int file_count;
-    const char *key;                /* what messages call the list; NULL: "dataset" */
-    tsr_data_format format;         /* AUTO: by the keys of the first row */
-    const char *text_field;         /* the key of text rows; NULL: "text" */
-    const tsr_columns *columns;     /* what the rows call their parts; NULL: as the format does */
-    tsr_chat *chat;                 /* needed for conversations only */
-    tsr_tokenizer *tokenizer;       /* needed for plain text only, */
-    int32_t eos_id;                 /* and so is the token that ends it */
+    const char *key;            /* what messages call the list; NULL: "dataset" */
+    tsr_data_format format;     /* AUTO: by the keys of the first row */
+    const char *text_field;     /* the key of text rows; NULL: "text" */
+    const tsr_columns *columns; /* what the rows call their parts; NULL: as the format does */
+    tsr_chat *chat;             /* needed for conversations only */
+    tsr_tokenizer *tokenizer;   /* needed for plain text only, */
+    int32_t eos_id;             /* and so is the token that ends it */
+    int32_t pad;                /* of a reward model: 1 + the token that is not scored at the end
+                                       of a document; 0: none is */
     tsr_loss_choice assistant_only; /* of conversations, the assistant's turns */
     tsr_chat_training
         training; /* of conversations, roles and ends; assistant_only is set by that above */

@@ -206,15 +206,19 @@ static void settle_labels(tsr_row *row)
         row->label_count += row->labels[i] != TSR_LABEL_IGNORED;
 }
 
-/* Of pairs whose documents are scored: their last tokens. */
-static void label_last(tsr_row *row)
+/* Of pairs whose documents are scored: their last token that does not pad, as Transformers' models for sequence classification
+ * look for it; of a document of nothing else the first. */
+static void label_last(tsr_row *row, int32_t pad)
 {
     size_t at = 0;
     for (size_t i = 0; i < row->token_count; i++)
         row->labels[i] = TSR_LABEL_IGNORED;
     for (size_t d = 0; d < row->document_count; d++) {
+        size_t begin = at, last;
         at += (size_t)row->lengths[d];
-        row->labels[at - 1] = row->ids[at - 1];
+        for (last = at - 1; last > begin && row->ids[last] + 1 == pad;)
+            last--;
+        row->labels[last] = row->ids[last];
     }
     row->label_count = (int64_t)row->document_count;
 }
@@ -260,7 +264,7 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
         TSR_TRY(check_vocabulary(row, options, place));
     settle_labels(row);
     if (options->pairs == TSR_PAIRS_REWARD)
-        label_last(row);
+        label_last(row, options->pad);
     return TSR_OK;
 }
 

@@ -358,6 +358,8 @@ static tsr_status read_pair(pair_reader *r, const json_t *object)
 
 /* ---- a reward model's pairs ---- */
 
+#define MOST_MARGIN 1000000 /* beyond it a loss has no place in a step's word */
+
 /* By how much the chosen document's reward is to be larger. */
 static tsr_status read_margin(tsr_row *row, const json_t *object, const char *place)
 {
@@ -366,9 +368,9 @@ static tsr_status read_margin(tsr_row *row, const json_t *object, const char *pl
     if (!tsr_json_has(object, "margin"))
         return TSR_OK;
     row->margin = (float)json_number_value(value);
-    if (!json_is_number(value) || !isfinite(row->margin))
-        return tsr_fail(TSR_EDATA, "%s: \"margin\" is %s, expected a number", place,
-                        tsr_json_show(show, value));
+    if (!json_is_number(value) || !(fabsf(row->margin) <= MOST_MARGIN))
+        return tsr_fail(TSR_EDATA, "%s: \"margin\" is %s, expected a number from -%d to %d", place,
+                        tsr_json_show(show, value), MOST_MARGIN, MOST_MARGIN);
     return TSR_OK;
 }
 

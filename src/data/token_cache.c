@@ -206,8 +206,8 @@ static void put_key(tsr_text *out, tsr_data_format format, const tsr_dataset_opt
                     (long long)o->skip_rows, (long long)o->max_rows);
     if (o->columns)
         put_columns(out, o->columns);
-    tsr_text_printf(out, "tokenizer %016" PRIx64 " eos %d chat %016" PRIx64 "\n",
-                    tokenizer ? tsr_tokenizer_hash(tokenizer) : 0, o->eos_id,
+    tsr_text_printf(out, "tokenizer %016" PRIx64 " eos %d pad %d chat %016" PRIx64 "\n",
+                    tokenizer ? tsr_tokenizer_hash(tokenizer) : 0, o->eos_id, o->pad,
                     o->chat ? tsr_chat_hash(o->chat) : 0);
     for (int i = 0; i < o->file_count; i++) {
         char *path = realpath(o->files[i], NULL);

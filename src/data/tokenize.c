@@ -83,8 +83,9 @@ static tsr_status truncate_row(tsr_tokenized *out, tsr_row *row, const tsr_datas
         return tsr_fail(
             TSR_EDATA,
             "%s: the row has %zu tokens, max_length is %lld; raise max_length (this row "
-            "needs %zu), or set truncation to right (cuts) or drop",
-            tsr_text_string(&out->place), out->length, (long long)options->max_length, out->length);
+            "needs %zu), or set truncation to %sdrop",
+            tsr_text_string(&out->place), out->length, (long long)options->max_length, out->length,
+            options->pairs == TSR_PAIRS_REWARD ? "" : "right (cuts) or ");
     out->fate = TSR_ROW_TOO_LONG;
     if (options->truncation == TSR_TRUNCATE_DROP || options->pairs == TSR_PAIRS_REWARD)
         return TSR_OK;

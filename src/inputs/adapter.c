@@ -253,7 +253,8 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
                                         same_ids(&config->trainable_token_indices.head,
                                                  peft->head_tokens, peft->head_token_count)},
         {"modules_to_save",
-         peft->scores || same_names(&config->modules_to_save, peft->save.names, peft->save.count)},
+         peft->scores || config->objective.kind == TSR_OBJECTIVE_REWARD ||
+             same_names(&config->modules_to_save, peft->save.names, peft->save.count)},
     };
     TSR_TRY(check_number(config, "lora_r", (double)config->lora_r, (double)peft->r, by_rank));
     TSR_TRY(check_number(config, "lora_alpha", config->lora_alpha, peft->lora_alpha, by_alpha));

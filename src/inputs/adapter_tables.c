@@ -27,6 +27,14 @@ tsr_status tsr_adapter_tables_task(const tsr_config *config, const tsr_peft_conf
 static tsr_status choose_score(tsr_train_adapter *adapter, const tsr_config *config)
 {
     adapter->trains_score = true;
+    if (config->init_adapter && config->modules_to_save.count &&
+        !tsr_config_is_set(config, "modules_to_save"))
+        return tsr_fail(
+            TSR_ECONFIG,
+            "%s: init_adapter: %s trains %s whole, and a reward model can only train its "
+            "score so; start from an adapter without modules_to_save",
+            tsr_config_where(config, "init_adapter"), config->init_adapter,
+            config->modules_to_save.items[0]);
     for (int i = 0; i < config->modules_to_save.count; i++)
         if (strcmp(config->modules_to_save.items[i], "score") != 0)
             return tsr_fail(TSR_ECONFIG,

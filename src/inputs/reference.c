@@ -5,6 +5,8 @@
 #include "inputs/objective.h"
 
 #include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
 
 /* As init_adapter of a configuration with no other key. */
 static tsr_status open_adapter(tsr_train_adapter *out, const tsr_inputs *inputs)
@@ -58,11 +60,29 @@ static tsr_status compare(const tsr_inputs *inputs)
     return TSR_OK;
 }
 
+/* A reward model's adapter has no log-probabilities. */
+static tsr_status check_task(const tsr_config *config)
+{
+    char path[PATH_MAX + sizeof TSR_PEFT_CONFIG_FILE];
+    tsr_peft_config its;
+    snprintf(path, sizeof path, "%s/%s", config->ref_adapter, TSR_PEFT_CONFIG_FILE);
+    TSR_TRY(tsr_peft_config_load(&its, path));
+    bool scores = its.scores;
+    tsr_peft_config_free(&its);
+    return !scores
+               ? TSR_OK
+               : tsr_fail(TSR_ECONFIG,
+                          "%s: ref_adapter: %s is a reward model's adapter (task_type SEQ_CLS), "
+                          "which predicts no tokens; name an adapter of a text model",
+                          tsr_config_where(config, "ref_adapter"), config->ref_adapter);
+}
+
 tsr_status tsr_inputs_open_reference(tsr_inputs *inputs)
 {
     const tsr_config *config = &inputs->config;
     if (!tsr_config_reference(config) || !inputs->adapter.present)
         return TSR_OK;
+    TSR_TRY(check_task(config));
     TSR_TRY(open_adapter(&inputs->reference, inputs));
     if (tsr_train_adapter_is_principal(&inputs->adapter))
         return tsr_fail(TSR_ECONFIG,

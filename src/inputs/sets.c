@@ -119,6 +119,24 @@ tsr_status tsr_inputs_template(char **text, uint64_t *bytes, tsr_inputs *inputs)
                : tsr_chat_template_text(text, bytes, &name, inputs->tokenizer, choice);
 }
 
+/* The token that pads, as TRL's RewardTrainer chooses it: the tokenizer's own, else eos. Where rows are tokens, and no tokenizer
+ * is read, config.json's. -1: there is none. */
+static int32_t pad_of(const tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    const tsr_tokenizer *tokenizer = inputs->tokenizer;
+    if (!tokenizer)
+        return (int32_t)inputs->model.pad_token_id;
+    const char *word = tsr_tokenizer_special(tokenizer, "pad_token");
+    for (int i = 0; i < config->special_tokens.count; i++)
+        if (!strcmp(config->special_tokens.items[i].name, "pad_token"))
+            word = config->special_tokens.items[i].words.items[0];
+    if (word)
+        return tsr_tokenizer_id(tokenizer, word);
+    return config->eos_token ? tsr_tokenizer_id(tokenizer, config->eos_token)
+                             : tsr_tokenizer_eos(tokenizer);
+}
+
 /* What ends a row of plain text. */
 static tsr_status find_eos(int32_t *out, const tsr_inputs *inputs)
 {
@@ -401,6 +419,8 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
             TSR_TRY(find_eos(&options.eos_id, inputs));
         options.tokenizer = inputs->tokenizer;
     }
+    if (options.pairs == TSR_PAIRS_REWARD)
+        options.pad = pad_of(inputs) + 1;
     return tsr_dataset_load(out, &options);
 }
 

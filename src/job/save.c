@@ -207,7 +207,9 @@ static tsr_status write_events(tsr_job *job, int64_t step, const scalar *scalars
     double wall_time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     bool scores = job->inputs.layout.scores; /* which has neither tokens' accuracy nor entropy */
     for (int i = 0; job->events && i < count; i++)
-        if (!scores || !isnan(scalars[i].value))
+        if (!scores ||
+            (!strstr(scalars[i].tag, "accuracy") && !strstr(scalars[i].tag, "entropy")) ||
+            !isnan(scalars[i].value))
             TSR_TRY(
                 tsr_events_write(job->events, wall_time, step, scalars[i].tag, scalars[i].value));
     return TSR_OK;

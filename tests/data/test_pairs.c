@@ -396,6 +396,21 @@ static void margins_count(void **state)
     assert_true(hash[0] != hash[1]);
 }
 
+/* What pads is not scored, wherever it comes from: as Transformers looks for the last token. */
+static void padding_is_not_scored(void **state)
+{
+    (void)state;
+    static const int32_t wanted[] = {-100, 6, -100, -100, 7, -100};
+    write_text(scratch_path("padded.jsonl"), "{\"chosen_ids\":[5,6,7,7],\"rejected_ids\":[7,7]}\n");
+    tsr_dataset *data = load(scratch_path("padded.jsonl"),
+                             (tsr_dataset_options){.pairs = TSR_PAIRS_REWARD, .pad = 1 + 7});
+    tsr_sample sample = tsr_dataset_sample(data, 0);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(sample.labels[i], wanted[i]);
+    assert_int_equal(sample.label_count, 2);
+    tsr_dataset_destroy(data);
+}
+
 /* ---- the cache ---- */
 
 static void cached(void **state)
@@ -501,10 +516,17 @@ static void broken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens),        cmocka_unit_test(cut),    cmocka_unit_test(parts),
-        cmocka_unit_test(begun),         cmocka_unit_test(bare),   cmocka_unit_test(packed),
-        cmocka_unit_test(cached),        cmocka_unit_test(broken), cmocka_unit_test(scored),
+        cmocka_unit_test(tokens),
+        cmocka_unit_test(cut),
+        cmocka_unit_test(parts),
+        cmocka_unit_test(begun),
+        cmocka_unit_test(bare),
+        cmocka_unit_test(packed),
+        cmocka_unit_test(cached),
+        cmocka_unit_test(broken),
+        cmocka_unit_test(scored),
         cmocka_unit_test(margins_count),
+        cmocka_unit_test(padding_is_not_scored),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -573,6 +573,8 @@ static void test_refusals(void **state)
         {"objective: dpo\ncenter_rewards_coefficient: 0.1\n",
          {"center_rewards_coefficient: found 0.1", "belongs to reward"}},
         {"objective: dpo\ninit_adapter: " INIT "\n", {"SEQ_CLS", "found objective: dpo"}},
+        {"objective: dpo\nref_adapter: " INIT "\n", {"ref_adapter: ", "SEQ_CLS", "text model"}},
+        {"label_smoothing_factor: 0.1\n", {"label_smoothing_factor", "objective: reward"}},
         {"model_name_or_path: " FAMILIES "qwen3_5/checkpoint\n",
          {"models of text alone", "qwen3_5"}},
     };

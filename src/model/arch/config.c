@@ -276,8 +276,9 @@ static tsr_status read_all(tsr_model_config *out, const json_t *root, const char
     TSR_TRY(read_activation(out, root, place));
     out->tie_word_embeddings = out->arch->tied;
     TSR_TRY(tsr_model_config_flag(&out->tie_word_embeddings, root, "tie_word_embeddings", place));
-    const json_t *range = json_object_get(root, "initializer_range");
-    out->initializer_range = json_is_number(range) ? json_number_value(range) : 0.02;
+    out->initializer_range = 0.02;
+    if (tsr_json_has(root, "initializer_range"))
+        TSR_TRY(tsr_json_number(&out->initializer_range, root, "initializer_range", 0, 1, place));
     TSR_TRY(tsr_model_config_rope(out, root, place));
     TSR_TRY(read_dtype(&out->dtype, root, place));
     TSR_TRY(read_tokens(out, root, place));
