@@ -164,6 +164,7 @@ static job_run prepared(const tsr_prepare_args *wanted)
     tsr_kernels_context context = {.blas = calloc(1, sizeof *context.blas)};
     tsr_prepare_args args = *wanted;
     assert_non_null(context.blas);
+    assert_int_equal(tsr_blas_turn(context.blas, 0), TSR_OK);
     context.blas->bf16_flops = 132 * 5e12;
     strcpy(context.blas->made_for, "a card");
     assert_int_equal(tsr_device_create_cpu(&device, &(tsr_device_options){0}), TSR_OK);
@@ -182,6 +183,7 @@ static job_run prepared(const tsr_prepare_args *wanted)
         run.algorithm[i] = choice->origin ? choice->algo.data[0] : FIRST;
     }
     tsr_device_destroy(device);
+    free(context.blas->table[0]);
     free(context.blas);
     return run;
 }
