@@ -23,6 +23,21 @@ same() {
     done
 }
 
+# stopped_at LINE ARGUMENT...: trains, and is interrupted once the log has the line.
+stopped_at() {
+    line=$1
+    shift
+    "$program" train "$@" >"$scratch/out" 2>"$scratch/log" &
+    process=$!
+    for _ in $(seq 600); do
+        ! grep -q "^$line" "$scratch/log" || break
+        sleep 0.05
+    done
+    kill -INT $process 2>/dev/null || wrong "it had ended before it was stopped"
+    wait $process && wrong "a stop is no success"
+    return 0
+}
+
 # shellcheck disable=SC2086
 launch/run -n 2 "$program" train $job $keys max_steps=6 "output_dir=$scratch/all" >"$scratch/out" 2>"$scratch/log" || wrong "no run"
 grep -q '^adapters 3, a step of each in turns; each has the bits of a run of its own$' "$scratch/log" || wrong "it does not say how they share"
@@ -36,14 +51,7 @@ same all single
 
 # Stopped when all have begun.
 # shellcheck disable=SC2086
-"$program" train $job $keys max_steps=6 progress=lines logging_steps=1 "output_dir=$scratch/parts" >"$scratch/out" 2>"$scratch/log" &
-process=$!
-for _ in $(seq 600); do
-    ! grep -q '^preferences step 1/' "$scratch/log" || break
-    sleep 0.05
-done
-kill -INT $process 2>/dev/null || wrong "it had ended before it was stopped"
-wait $process && wrong "a stop is no success"
+stopped_at 'preferences step 1/' $job $keys max_steps=6 progress=lines logging_steps=1 "output_dir=$scratch/parts"
 grep -q 'with a checkpoint of each adapter; to continue: .* train examples/adapters.yaml resume_from_checkpoint=true' "$scratch/log" ||
     wrong "it does not say how to go on"
 cp -r "$scratch/parts" "$scratch/apart"
@@ -69,14 +77,7 @@ launch/run -n 2 "$program" train $mixed "output_dir=$scratch/two" >"$scratch/out
 grep -q '^adapters 2, .* mixed micro-batches of at most .* tokens, .* % full' "$scratch/log" || wrong "it does not say what is mixed"
 grep -q '^adapter_schedule: \(milp\|greedy\)  # resolved' "$scratch/two/dora/job.yaml" || wrong "the schedule is not resolved"
 # shellcheck disable=SC2086
-"$program" train $mixed "output_dir=$scratch/one" >"$scratch/out" 2>"$scratch/log" &
-process=$!
-for _ in $(seq 600); do
-    ! grep -q '^dora step 2/' "$scratch/log" || break
-    sleep 0.05
-done
-kill -INT $process 2>/dev/null || wrong "the mixed run had ended before it was stopped"
-wait $process && wrong "a stop of a mixed run is no success"
+stopped_at 'dora step 2/' $mixed "output_dir=$scratch/one"
 # shellcheck disable=SC2086
 "$program" train $mixed resume_from_checkpoint=true "output_dir=$scratch/one" >"$scratch/out" 2>"$scratch/log" || wrong "the mixed run does not resume"
 for name in lora dora; do
@@ -84,7 +85,7 @@ for name in lora dora; do
 done
 # shellcheck disable=SC2086
 "$program" plan $mixed --roofs "$scratch/roofs.json" >"$scratch/out" 2>"$scratch/log" || wrong "no plan of a mixed run"
-grep -q ' mixed micro-batches of at most .* tokens, .* % full, about ' "$scratch/out" &&
+grep -q ' mixed micro-batches of at most .* tokens, .* % full (packed in .* s), about ' "$scratch/out" &&
     grep -q '^ *one after the other takes about ' "$scratch/out" || wrong "the plan of a mixed run does not say what it takes"
 
 [ "$("$program" data $job 2>"$scratch/log" | grep -c '^dataset')" -ge 3 ] || wrong "the data are not of all"

@@ -165,19 +165,10 @@ static tsr_status fill(tsr_mixer *mixer, tsr_model_batch *batch, int64_t index)
         range->tokens = micro->token_count - range->first;
         range->label_rows = micro->label_count - range->first_label;
     }
-    *batch = (tsr_model_batch){.tokens = micro->token_count,
-                               .documents = micro->document_count,
-                               .label_rows = micro->label_count,
-                               .ids = micro->ids,
-                               .positions = micro->positions,
-                               .cu_seqlens = micro->cu_seqlens,
-                               .label_row = micro->label_rows,
-                               .label = micro->labels,
-                               .sample = micro->sample,
-                               .first_position = micro->first_position,
-                               .range = mixer->range,
-                               .range_count = (int)(range + 1 - mixer->range),
-                               .train = true};
+    *batch = tsr_job_rows_of(micro);
+    batch->range = mixer->range;
+    batch->range_count = (int)(range + 1 - mixer->range);
+    batch->train = true;
     return TSR_OK;
 }
 

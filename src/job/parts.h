@@ -243,6 +243,9 @@ static inline bool tsr_job_is_asked(const tsr_job *job)
     return atomic_load(&job->asked) || (job->options.stop && *job->options.stop);
 }
 
+/* The tokens, documents and labels of a micro-batch, for the model (step.c). */
+tsr_model_batch tsr_job_rows_of(const tsr_micro_batch *micro);
+
 /* Stages one micro-batch of a step, and issues the one that was staged first (step.c). */
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
                                const tsr_batch_step_info *info, bool train);

@@ -129,10 +129,8 @@ static double noise_of(const tsr_job *job, const tsr_micro_batch *micro)
     return longest ? config->neftune_noise_alpha / sqrt((double)longest * columns) : 0;
 }
 
-static tsr_model_batch batch_of(const tsr_job *job, const tsr_micro_batch *micro,
-                                const tsr_batch_step_info *info, bool train)
+tsr_model_batch tsr_job_rows_of(const tsr_micro_batch *micro)
 {
-    double coefficient = train ? job->inputs.config.router_aux_loss_coef : 0;
     return (tsr_model_batch){.tokens = micro->token_count,
                              .documents = micro->document_count,
                              .label_rows = micro->label_count,
@@ -142,12 +140,20 @@ static tsr_model_batch batch_of(const tsr_job *job, const tsr_micro_batch *micro
                              .label_row = micro->label_rows,
                              .label = micro->labels,
                              .sample = micro->sample,
-                             .first_position = micro->first_position,
-                             .epoch = (uint64_t)micro->epoch,
-                             .label_tokens = (double)info->label_tokens,
-                             .aux_weight = coefficient / (double)info->micro_count,
-                             .noise = train ? noise_of(job, micro) : 0,
-                             .train = train};
+                             .first_position = micro->first_position};
+}
+
+static tsr_model_batch batch_of(const tsr_job *job, const tsr_micro_batch *micro,
+                                const tsr_batch_step_info *info, bool train)
+{
+    double coefficient = train ? job->inputs.config.router_aux_loss_coef : 0;
+    tsr_model_batch batch = tsr_job_rows_of(micro);
+    batch.epoch = (uint64_t)micro->epoch;
+    batch.label_tokens = (double)info->label_tokens;
+    batch.aux_weight = coefficient / (double)info->micro_count;
+    batch.noise = train ? noise_of(job, micro) : 0;
+    batch.train = train;
+    return batch;
 }
 
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,

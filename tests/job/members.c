@@ -4,6 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+void members_put_key(tsr_text *out, const char *before, const char *line)
+{
+    tsr_text_puts(out, before);
+    const char *place = strchr(line, '%');
+    tsr_text_append(out, line, place ? (size_t)(place - line) : strlen(line));
+    if (place && place[1] == 's')
+        tsr_text_printf(out, "%s%s", scratch_path("."), place + 2);
+    else if (place)
+        tsr_text_printf(out, "%d", job_tokens(200));
+    tsr_text_puts(out, "\n");
+}
+
 /* Nothing of the memory that all share is needed by the next one, even if it is the same. */
 static void poison(tsr_job *base)
 {

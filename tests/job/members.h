@@ -21,6 +21,9 @@ typedef struct {
     job_result result[MEMBERS_MAX];
 } members_run;
 
+/* A line `key: value` behind `before`; in it %s is the scratch directory, %d the length of a packed row. */
+void members_put_key(tsr_text *out, const char *before, const char *line);
+
 /* Trains them in `all` of the scratch directory; a failure, or another memory than the plan's, fails the test. *out is rank
  * 0's; free with members_free. */
 void members_run_all(members_run *out, int ranks, members_run prototype);

@@ -30,23 +30,11 @@ static const char *const members[MEMBERS][12] = {
     {"dataset: %s/rows.jsonl", "packing: true", "max_length: %d", "lora_dropout: 0.1", "lora_r: 16",
      "max_steps: 4", "optimizer_offload: true", "gradient_checkpointing: full"}};
 
-static void put_key(tsr_text *out, const char *before, const char *line)
-{
-    tsr_text_puts(out, before);
-    const char *place = strchr(line, '%');
-    tsr_text_append(out, line, place ? (size_t)(place - line) : strlen(line));
-    if (place && place[1] == 's')
-        tsr_text_printf(out, "%s%s", scratch_path("."), place + 2);
-    else if (place)
-        tsr_text_printf(out, "%d", job_tokens(200));
-    tsr_text_puts(out, "\n");
-}
-
 static void configure_one(tsr_text *out, int member)
 {
     tsr_text_puts(out, COMMON "save_strategy: no\n");
     for (int i = 0; members[member][i]; i++)
-        put_key(out, "", members[member][i]);
+        members_put_key(out, "", members[member][i]);
 }
 
 static void configure_all(tsr_text *out, const char *more)
@@ -57,7 +45,7 @@ static void configure_all(tsr_text *out, const char *more)
     for (int m = 0; m < MEMBERS; m++) {
         tsr_text_printf(out, "- name: member%d\n", m);
         for (int i = 0; members[m][i]; i++)
-            put_key(out, "  ", members[m][i]);
+            members_put_key(out, "  ", members[m][i]);
     }
 }
 

@@ -30,18 +30,6 @@ static const char *const members[MEMBERS][12] = {
     {"dataset: %s/rows.jsonl", "packing: true", "max_length: %d", "eval_steps: 1", "lora_r: 16",
      "max_steps: 4", "total_batch_size: 4", "optimizer_offload: true"}};
 
-static void put_key(tsr_text *out, const char *before, const char *line)
-{
-    tsr_text_puts(out, before);
-    const char *place = strchr(line, '%');
-    tsr_text_append(out, line, place ? (size_t)(place - line) : strlen(line));
-    if (place && place[1] == 's')
-        tsr_text_printf(out, "%s%s", scratch_path("."), place + 2);
-    else if (place)
-        tsr_text_printf(out, "%d", job_tokens(200));
-    tsr_text_puts(out, "\n");
-}
-
 static void configure(tsr_text *out, const char *more)
 {
     tsr_text_printf(out, COMMON EVALUATES "adapter_mixing: tokens\n%sadapters:\n",
@@ -49,7 +37,7 @@ static void configure(tsr_text *out, const char *more)
     for (int m = 0; m < MEMBERS; m++) {
         tsr_text_printf(out, "- name: member%d\n", m);
         for (int i = 0; members[m][i]; i++)
-            put_key(out, "  ", members[m][i]);
+            members_put_key(out, "  ", members[m][i]);
     }
 }
 
@@ -108,7 +96,7 @@ static void test_losses(void **state)
         tsr_text_printf(&config, COMMON EVALUATES "save_strategy: no\n",
                         scratch_path("held_out.jsonl"));
         for (int i = 0; members[m][i]; i++)
-            put_key(&config, "", members[m][i]);
+            members_put_key(&config, "", members[m][i]);
         expect_as_alone(&mixed.result[m], m, tsr_text_string(&config));
     }
 }
@@ -201,7 +189,7 @@ static void test_uneven(void **state)
     tsr_text_printf(&one, COMMON EVALUATES "adapters:\n- name: member1\n",
                     scratch_path("held_out.jsonl"));
     for (int i = 0; members[1][i]; i++)
-        put_key(&one, "  ", members[1][i]);
+        members_put_key(&one, "  ", members[1][i]);
     members_run_all(
         &ahead, 1,
         (members_run){
