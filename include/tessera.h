@@ -180,9 +180,10 @@ typedef struct tsr_job_plan_info {
     /* Of a step, from what was measured on such a machine; 0: nothing was. exposed: compute waits for transfers. */
     double expected_step_s, expected_exposed_s, expected_tokens_per_s;
     /* Micro-batches that adapters share (adapter_mixing: tokens), of the whole run, 0: none are, or there are no data; tokens of
-     * one at most, and how full they are, from 0 to 1; and the time of all of them, 0 if not known. */
+     * one at most, and how full they are, from 0 to 1; seconds that training all of them is expected to take, 0 if not known,
+     * and that packing them took rank 0. */
     int64_t mixed_count, mixed_capacity;
-    double mixed_fill, mixed_expected_s;
+    double mixed_fill, mixed_expected_s, mixed_packing_s;
 } tsr_job_plan_info;
 
 #define TSR_JOB_PLAN_INFO_INIT TSR_SIZED(tsr_job_plan_info)

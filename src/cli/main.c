@@ -271,8 +271,10 @@ static void put_seconds(tsr_text *out, double seconds)
 void tsr_run_put_mixed(tsr_text *out, const tsr_job_plan_info *info)
 {
     tsr_text_printf(out,
-                    "%" PRId64 " mixed micro-batches of at most %" PRId64 " tokens, %.1f %% full",
-                    info->mixed_count, info->mixed_capacity, 100 * info->mixed_fill);
+                    "%" PRId64 " mixed micro-batches of at most %" PRId64
+                    " tokens, %.1f %% full (packed in %.2f s)",
+                    info->mixed_count, info->mixed_capacity, 100 * info->mixed_fill,
+                    info->mixed_packing_s);
 }
 
 /* The steps of all, and their time one after the other; 0: it is not known. */

@@ -367,22 +367,25 @@ static void check_mixing(const checker *c)
         const char *key, *why;
     } refused[] = {
         {config->objective.kind != TSR_OBJECTIVE_SFT, "objective",
-         "losses of pairs are of whole micro-batches"},
-        {config->use_dora, "use_dora", "magnitudes are of all tokens of a linear"},
-        {config->label_smoothing_factor > 0, "label_smoothing_factor", "it is of all label rows"},
+         "the loss of pairs is computed over whole micro-batches"},
+        {config->use_dora, "use_dora", "DoRA's magnitudes apply to every token of a linear"},
+        {config->label_smoothing_factor > 0, "label_smoothing_factor",
+         "it applies to the labels of all adapters"},
         {config->neftune_noise_alpha > 0, "neftune_noise_alpha",
-         "the noise depends on the micro-batch"},
+         "the noise depends on what else is in the micro-batch"},
         {config->unit_policy.bytes > 0, "unit_policy",
-         "the bytes of a unit would be all adapters'"},
-        {config->router_aux_loss_coef > 0, "router_aux_loss_coef", "the loss is of all tokens"},
+         "a unit's bytes would include the other adapters"},
+        {config->router_aux_loss_coef > 0, "router_aux_loss_coef",
+         "the loss covers the tokens of all adapters"},
         {config->router_bias_update_rate > 0, "router_bias_update_rate",
-         "the routers would be one adapter's"},
+         "the routers would change for all adapters"},
         {config->moe_capacity_factor > 0, "moe_capacity_factor",
          "which tokens are left out depends on the micro-batch"},
-        {config->modules_to_save.count > 0, "modules_to_save", "a table would be one adapter's"},
+        {config->modules_to_save.count > 0, "modules_to_save",
+         "the other adapters would use the same table"},
         {config->trainable_token_indices.embedding.count > 0 ||
              config->trainable_token_indices.head.count > 0,
-         "trainable_token_indices", "a table would be one adapter's"},
+         "trainable_token_indices", "the other adapters would use the same table"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         if (refused[i].asked)

@@ -196,6 +196,7 @@ void tsr_mixer_tell(tsr_job_plan_info *out, const tsr_job *job)
     out->mixed_count = s->count;
     out->mixed_capacity = s->capacity;
     out->mixed_fill = s->fill;
+    out->mixed_packing_s = mixer->solved_s;
     /* Expected is a step of full micro-batches. */
     int64_t ranks = mixer->own->view.ranks;
     if (e->known && e->rounds)
