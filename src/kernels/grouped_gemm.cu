@@ -7,6 +7,7 @@
  *          end at once.
  */
 #include "kernels/grouped_gemm.cuh"
+#include "kernels/kernels_cuda.h"
 
 #define THREADS 256
 #define TILE    64
@@ -107,6 +108,20 @@ static bool in_vectors(const tsr_grouped_gemm_args *args)
            tsr_vectors(args->in, args->z, args->x, args->w);
 }
 
+static tsr_status multiply_stored(tsr_stream *stream, const tsr_grouped_gemm_args *args)
+{
+    tsr_status status;
+    if (in_vectors(args) && tsr_grouped_gemm_codes(stream, args, &status))
+        return status;
+    for (int64_t first = args->first; first < args->first + args->count; first += args->held) {
+        tsr_expert_weight_args weight;
+        tsr_grouped_gemm_args part = tsr_grouped_gemm_part(&weight, args, first);
+        TSR_TRY(tsr_expert_weight_cuda(stream, &weight));
+        TSR_TRY(tsr_grouped_gemm_cuda(stream, &part));
+    }
+    return TSR_OK;
+}
+
 extern "C" tsr_status tsr_grouped_gemm_cuda(tsr_stream *stream, const tsr_grouped_gemm_args *args)
 {
     tsr_status status;
@@ -114,6 +129,8 @@ extern "C" tsr_status tsr_grouped_gemm_cuda(tsr_stream *stream, const tsr_groupe
     TSR_TRY(tsr_expert_limit("grouped_gemm", args->count));
     if (args->rows.most == 0 || args->count == 0)
         return TSR_OK;
+    if (!args->w)
+        return multiply_stored(stream, args);
     if (!in_vectors(args))
         return multiply_plainly(stream, args);
     if (tsr_grouped_gemm_wgmma(stream, args, &status))

@@ -11,6 +11,10 @@
 bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);
 
+/* The same of args->stored decoded as it is multiplied with. False also where its matrices leave gaps or have adapters. */
+bool tsr_grouped_gemm_codes(tsr_stream *stream, const tsr_grouped_gemm_args *args,
+                            tsr_status *status);
+
 /* grouped_gemm_mma.cu: bf16 in vectors, on any card. */
 tsr_status tsr_grouped_gemm_mma(tsr_stream *stream, const tsr_grouped_gemm_args *args);
 

@@ -23,9 +23,32 @@ tsr_status tsr_grouped_gemm_check(const tsr_grouped_gemm_args *args)
                "out or in is no width");
     TSR_EXPECT(tsr_frozen_valid(args->bias), op, "the bias is neither BF16 nor F32");
     TSR_EXPECT(!args->backward || !args->bias.data, op, "a bias is for forward");
-    TSR_EXPECT(args->rows.most == 0 || args->count == 0 || (args->z && args->x && args->w), op,
-               "z, x or w is NULL");
-    return TSR_OK;
+    if (args->rows.most == 0 || args->count == 0)
+        return TSR_OK;
+    TSR_EXPECT(args->z && args->x, op, "z or x is NULL");
+    if (args->w)
+        return TSR_OK;
+    tsr_expert_weight_args weight;
+    TSR_EXPECT(args->scratch && args->held > 0, op, "w is NULL, and stored weights need scratch");
+    tsr_grouped_gemm_part(&weight, args, args->first);
+    TSR_EXPECT(weight.rows == args->out && weight.columns == args->in &&
+                   weight.dtype == args->dtype,
+               op, "the stored weights have another shape or dtype");
+    return tsr_expert_weight_check(&weight);
+}
+
+tsr_grouped_gemm_args tsr_grouped_gemm_part(tsr_expert_weight_args *weight,
+                                            const tsr_grouped_gemm_args *args, int64_t first)
+{
+    tsr_grouped_gemm_args part = *args;
+    part.first = first;
+    part.count = tsr_min(args->held, args->first + args->count - first);
+    part.w = args->scratch;
+    *weight = args->stored;
+    weight->out = args->scratch;
+    weight->first = first;
+    weight->count = part.count;
+    return part;
 }
 
 /* What the sum is added to: the bias, what was there, both or nothing. Returns beta. */
@@ -92,10 +115,23 @@ static void run_block(void *context, int index)
     multiply(args, &rows, block);
 }
 
+static tsr_status stored_ref(const tsr_grouped_gemm_args *args, tsr_pool *pool)
+{
+    for (int64_t first = args->first; first < args->first + args->count; first += args->held) {
+        tsr_expert_weight_args weight;
+        tsr_grouped_gemm_args part = tsr_grouped_gemm_part(&weight, args, first);
+        TSR_TRY(tsr_expert_weight_ref(&weight, pool));
+        TSR_TRY(tsr_grouped_gemm_ref(&part, pool));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_grouped_gemm_ref(const tsr_grouped_gemm_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_grouped_gemm_check(args));
     TSR_TRY(tsr_expect_f32("grouped_gemm", args->dtype));
+    if (!args->w)
+        return stored_ref(args, pool);
     TSR_TRY(tsr_expert_rows_read("grouped_gemm", &args->rows));
     int64_t blocks = 0, outer = args->backward ? args->in : args->out;
     for (int64_t e = args->first; e < args->first + args->count; e++)

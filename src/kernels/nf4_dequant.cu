@@ -18,7 +18,7 @@
  * Cost           per element 1/2 + 1/64 bytes read (1/2 + 1/16 with fp32 scales), one element written: bandwidth
  *                bound; beside it a launch costs some 0.6 us, 5 % of a 4096 x 4096 weight.
  */
-#include "kernels/mma.cuh"
+#include "kernels/nf4_results.cuh"
 #include "kernels/nf4_stack.cuh"
 
 #define THREADS      256
@@ -109,51 +109,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- to bf16, by whole tiles ---- */
 
-/* Of the two words' bytes, from a's lowest on, those that the four lower nibbles of `select` name. */
-static __device__ __forceinline__ uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t select)
-{
-    uint32_t out;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(select));
-    return out;
-}
-
-/* What the codes of a block name, in bf16: byte c % 4 of word c / 4 is of code c. */
-typedef struct {
-    uint32_t low[4], high[4];
-} nf4_results;
-
-static __device__ __forceinline__ nf4_results results_of(const float *level, float scale)
-{
-    nf4_results r;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float4 l = ((const float4 *)level)[i];
-        uint32_t p = tsr_pack_bf16(__fmul_rn(l.x, scale), __fmul_rn(l.y, scale));
-        uint32_t q = tsr_pack_bf16(__fmul_rn(l.z, scale), __fmul_rn(l.w, scale));
-        r.low[i] = bytes_of(p, q, 0x6420);
-        r.high[i] = bytes_of(p, q, 0x7531);
-    }
-    return r;
-}
-
-/* A byte permutation chooses among eight: one of codes below 8, one of the others, and by a code's highest bit
- * one of the two. The first of a byte's two elements is the higher nibble. */
-static __device__ __forceinline__ uint4 results_word(const nf4_results *r, uint32_t codes)
-{
-    uint32_t among = codes & 0x77777777u, which = (codes >> 1 & 0x44444444u) | 0x32103210u, w[4];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t s = among >> (16 * half), m = which >> (16 * half);
-        uint32_t low =
-            bytes_of(bytes_of(r->low[0], r->low[1], s), bytes_of(r->low[2], r->low[3], s), m);
-        uint32_t high =
-            bytes_of(bytes_of(r->high[0], r->high[1], s), bytes_of(r->high[2], r->high[3], s), m);
-        w[2 * half] = bytes_of(low, high, 0x4051);
-        w[2 * half + 1] = bytes_of(low, high, 0x6273);
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
 /* A warp's words from `first` on. Until that is stored all is this kernel's own: it does not wait for the one
  * before. */
 static __device__ __forceinline__ void decode(char *tile, const tsr_nf4_dequant_args *a,
@@ -166,8 +121,8 @@ static __device__ __forceinline__ void decode(char *tile, const tsr_nf4_dequant_
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
         codes[turn] = __ldcs((const uint32_t *)a->codes + first + turn * TSR_WARP + lane);
-    nf4_results results =
-        results_of(a->level, scale_at(a, stack, first / (TSR_NF4_BLOCK / WORD) + lane));
+    tsr_nf4_results results = tsr_nf4_results_of(
+        (const float4 *)a->level, scale_at(a, stack, first / (TSR_NF4_BLOCK / WORD) + lane));
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
         ((uint32_t *)tile)[turn * TSR_WARP + lane] = codes[turn];
@@ -179,7 +134,7 @@ static __device__ __forceinline__ void decode(char *tile, const tsr_nf4_dequant_
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
         *(uint4 *)(tile + lane * BLOCK_BYTES + (turn + turned) % TURNS * 16) =
-            results_word(&results, codes[turn]);
+            tsr_nf4_word(&results, codes[turn]);
     tsr_bulk_written();
     __syncwarp();
 }

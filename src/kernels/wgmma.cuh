@@ -169,6 +169,25 @@ static __device__ __forceinline__ void tsr_wgmma(float c[32][4], uint64_t left, 
                  : "l"(left), "l"(right), "r"((int)add), "n"(COLUMNS));
 }
 
+/* The same of 128 columns: c[j], j < 16. */
+template <int COLUMNS>
+static __device__ __forceinline__ void tsr_wgmma_128(float c[16][4], uint64_t left, uint64_t right,
+                                                     bool add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, %67;\n"
+                 "}"
+                 : TSR_SUMS(0), TSR_SUMS(4), TSR_SUMS(8), TSR_SUMS(12)
+                 : "l"(left), "l"(right), "r"((int)add), "n"(COLUMNS));
+}
+
 #undef TSR_SUMS
 #undef TSR_SUM
 

@@ -2,7 +2,8 @@
  * node_experts.c: the frozen weights of all experts with their adapters, times the rows of the tokens that go to each
  * (kernels/grouped_gemm.h).
  *
- * W_e + s B_e A_e is made as W_e is decoded, for some experts at a time, in the forward and again in the backward.
+ * W_e + s B_e A_e is made as W_e is decoded, in the forward and again in the backward: for some experts at a time, or,
+ * without an adapter, as a GPU's kernel multiplies.
  */
 #include "base/checked.h"
 #include "model/expert_parts.h"
@@ -97,33 +98,27 @@ static tsr_status decode_mxfp4(const tsr_expert_work *w, int64_t first, int64_t 
                                   .dtype = context->dtype});
 }
 
-static tsr_status decode(const tsr_expert_work *w, int64_t first, int64_t count)
+/* What kernels/expert_weight.h decodes. */
+static tsr_expert_weight_args stored_of(const tsr_expert_work *w)
 {
     const tsr_expert_stack *s = w->stack;
-    if (s->mxfp4)
-        return decode_mxfp4(w, first, count);
-    return w->pass->context->kernels->expert_weight(
-        w->pass->context->stream,
-        &(tsr_expert_weight_args){.out = w->pass->workspace,
-                                  .plain = s->plain,
-                                  .codes = s->codes,
-                                  .absmax = s->absmax,
-                                  .nested_absmax = s->nested_absmax,
-                                  .nested_map = s->nested_map,
-                                  .offset = s->offset,
-                                  .level = s->level,
-                                  .a = s->a,
-                                  .b = s->b,
-                                  .first = first,
-                                  .count = count,
-                                  .parts = w->shape->parts,
-                                  .rows = (int64_t)w->shape->out,
-                                  .columns = (int64_t)w->shape->in,
-                                  .r = (int64_t)s->r,
-                                  .scale = (float)s->scale,
-                                  .format = s->codes ? TSR_EXPERTS_NF4 : TSR_EXPERTS_PLAIN,
-                                  .nested = s->codes && s->nested,
-                                  .dtype = w->pass->context->dtype});
+    return (tsr_expert_weight_args){.plain = s->plain,
+                                    .codes = s->codes,
+                                    .absmax = s->absmax,
+                                    .nested_absmax = s->nested_absmax,
+                                    .nested_map = s->nested_map,
+                                    .offset = s->offset,
+                                    .level = s->level,
+                                    .a = s->a,
+                                    .b = s->b,
+                                    .parts = w->shape->parts,
+                                    .rows = (int64_t)w->shape->out,
+                                    .columns = (int64_t)w->shape->in,
+                                    .r = (int64_t)s->r,
+                                    .scale = (float)s->scale,
+                                    .format = s->codes ? TSR_EXPERTS_NF4 : TSR_EXPERTS_PLAIN,
+                                    .nested = s->codes && s->nested,
+                                    .dtype = w->pass->context->dtype};
 }
 
 /* Plain weights are multiplied with where they lie. */
@@ -133,28 +128,39 @@ static const void *plain_of(const tsr_expert_work *w)
     return same && !w->stack->r ? w->stack->plain.data : NULL;
 }
 
+static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args *args)
+{
+    const tsr_linear_context *context = w->pass->context;
+    args->w = w->pass->workspace;
+    for (int64_t first = 0; first < args->rows.experts; first += w->group) {
+        args->first = first;
+        args->count = args->rows.experts - first < w->group ? args->rows.experts - first : w->group;
+        TSR_TRY(decode_mxfp4(w, first, args->count));
+        TSR_TRY(context->kernels->grouped_gemm(context->stream, args));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_expert_multiply(const tsr_expert_work *w, void *z, const void *x, bool gather,
                                bool backward)
 {
-    const void *plain = plain_of(w);
+    const tsr_linear_context *context = w->pass->context;
     tsr_grouped_gemm_args args = {.z = z,
                                   .x = x,
-                                  .w = plain ? plain : w->pass->workspace,
+                                  .w = plain_of(w),
+                                  .stored = stored_of(w),
+                                  .scratch = w->pass->workspace,
+                                  .held = w->group,
                                   .bias = backward ? (tsr_frozen){NULL, TSR_F32} : w->stack->bias,
                                   .rows = tsr_expert_rows_of(w, gather),
                                   .out = (int64_t)w->shape->out,
                                   .in = (int64_t)w->shape->in,
                                   .backward = backward,
-                                  .dtype = w->pass->context->dtype};
-    int64_t experts = w->node->spec.experts.experts, group = plain ? experts : w->group;
-    for (int64_t first = 0; first < experts; first += group) {
-        args.first = first;
-        args.count = experts - first < group ? experts - first : group;
-        if (!plain)
-            TSR_TRY(decode(w, first, args.count));
-        TSR_TRY(w->pass->context->kernels->grouped_gemm(w->pass->context->stream, &args));
-    }
-    return TSR_OK;
+                                  .dtype = context->dtype};
+    args.count = args.rows.experts;
+    if (w->stack->mxfp4)
+        return multiply_mxfp4(w, &args);
+    return context->kernels->grouped_gemm(context->stream, &args);
 }
 
 uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *traits,

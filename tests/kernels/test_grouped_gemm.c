@@ -120,6 +120,43 @@ static void every_way_and_load(void **state)
                 one_way(&shapes[i], way);
 }
 
+/* Two experts at a time, of five: the bits of all of them made before. */
+static void stored_weights_are_made_first(void **state)
+{
+    (void)state;
+    enum { OUT = 20, IN = 33, EXPERTS = 5 };
+    expert_case c = new_expert_case(40, 2, EXPERTS, LOAD_ZIPF);
+    float *x = new_random(80 * IN, 1, 1), *w = new_random(EXPERTS * OUT * IN, 2, 1);
+    float *want = new_random(80 * OUT, 3, 1), *z = new_random(80 * OUT, 3, 1);
+    float *scratch = new_random(2 * OUT * IN, 4, 1);
+    const tsr_expert_weight_args stored = {.plain = {w, TSR_F32},
+                                           .parts = 2,
+                                           .rows = OUT,
+                                           .columns = IN,
+                                           .format = TSR_EXPERTS_PLAIN,
+                                           .dtype = TSR_F32};
+    tsr_grouped_gemm_args args = {.z = want,
+                                  .x = x,
+                                  .w = w + OUT * IN,
+                                  .rows = c.rows,
+                                  .first = 1,
+                                  .count = 4,
+                                  .out = OUT,
+                                  .in = IN,
+                                  .add = true,
+                                  .dtype = TSR_F32};
+    assert_int_equal(tsr_grouped_gemm_ref(&args, test_pool(2)), TSR_OK);
+    args.z = z, args.w = NULL, args.stored = stored, args.scratch = scratch;
+    assert_int_equal(tsr_grouped_gemm_check(&args), TSR_EINVAL); /* none held */
+    args.held = 2;
+    assert_int_equal(tsr_grouped_gemm_ref(&args, test_pool(2)), TSR_OK);
+    assert_memory_equal(z, want, 80 * OUT * sizeof *z);
+    args.stored.columns = IN + 1;
+    assert_int_equal(tsr_grouped_gemm_check(&args), TSR_EINVAL);
+    free(x), free(w), free(want), free(z), free(scratch);
+    free_expert_case(&c);
+}
+
 static void bad_arguments_are_refused(void **state)
 {
     (void)state;
@@ -189,6 +226,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_way_and_load),
+        cmocka_unit_test(stored_weights_are_made_first),
         cmocka_unit_test(bad_arguments_are_refused),
         cmocka_unit_test(rows_that_point_elsewhere_are_found),
     };
