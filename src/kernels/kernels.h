@@ -37,6 +37,7 @@
 #include "kernels/latent_qkv.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
+#include "kernels/low_rank_stack.h"
 #include "kernels/mxfp4_dequant.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
@@ -59,6 +60,8 @@
 #define TSR_KERNEL_OPS(X)                                                                          \
     X(gemm)                                                                                        \
     X(low_rank_backward)                                                                           \
+    X(low_rank_stack)                                                                              \
+    X(low_rank_mask)                                                                               \
     X(fp8_quantize)                                                                                \
     X(fp8_decode)                                                                                  \
     X(fp8_gemm)                                                                                    \
