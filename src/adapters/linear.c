@@ -199,8 +199,8 @@ tsr_status tsr_linear_base_backward(const tsr_linear_context *context, const tsr
 }
 
 /* dw [rows, columns] fp32 = dy^T x: the gradient of project's w. */
-static tsr_status outer(const tsr_linear_context *context, float *dw, const void *dy, const void *x,
-                        uint64_t rows, uint64_t columns)
+tsr_status tsr_linear_outer(const tsr_linear_context *context, float *dw, const void *dy,
+                            const void *x, uint64_t rows, uint64_t columns)
 {
     return matmul(context, (tsr_gemm_args){.m = (int64_t)rows,
                                            .n = (int64_t)columns,
@@ -234,6 +234,13 @@ static tsr_status low_rank_backward(const tsr_linear_context *context, const tsr
         args.scratch_bytes = linear->out * linear->in * tsr_dtype_bytes(context->dtype);
     }
     return context->kernels->low_rank_backward(context->stream, &args);
+}
+
+tsr_status tsr_linear_low_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                                   float *db, const void *dy, const void *low, float scale)
+{
+    tsr_graph_choice choice = choice_of(context, linear, true);
+    return low_rank_backward(context, linear, db, dy, low, scale, choice.once);
 }
 
 /* da = scale B^T (dy^T x), db = scale (dy^T x) A^T; the product in the middle lies in the memory of the
@@ -291,7 +298,7 @@ tsr_status tsr_linear_adapter_backward(const tsr_linear_context *context, const 
     if (!gradients->low)
         TSR_TRY(tsr_linear_project(context, context->low, x, linear->a, r, in, 1, 0));
     TSR_TRY(low_rank_backward(context, linear, gradients->db, dy, low, scale, choice.once));
-    return outer(context, gradients->da, context->d_low, x, r, in);
+    return tsr_linear_outer(context, gradients->da, context->d_low, x, r, in);
 }
 
 static tsr_dropout_args mask_of(const tsr_linear_context *context, const tsr_linear *linear)
@@ -434,13 +441,11 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
     return tsr_linear_drop(context, linear, gradients->dx, context->d_dropped, true);
 }
 
-tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
-                               const tsr_linear_gradients *gradients)
+static tsr_status backward_alone(const tsr_linear_context *context, const tsr_linear *linear,
+                                 const tsr_linear_gradients *gradients)
 {
     const void *w, *input = gradients->x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
-    if (linear->range_count)
-        return tsr_linear_mixed_backward(context, linear, gradients);
     if (tsr_linear_composes(linear))
         return backward_composed(context, linear, gradients);
     if (r) {
@@ -470,6 +475,18 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     TSR_TRY(tsr_linear_project_back(context, context->d_dropped, context->d_low, linear->a, r, in,
                                     1, 0));
     return tsr_linear_drop(context, linear, gradients->dx, context->d_dropped, true);
+}
+
+tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                               const tsr_linear_gradients *gradients)
+{
+    tsr_linear_gradients those = *gradients;
+    if (linear->range_count)
+        return tsr_linear_mixed_backward(context, linear, gradients);
+    /* Where micro-batches are mixed there is memory for it in any case. */
+    if (!tsr_graph_keeps_low(merges(context, linear), linear->drops, tsr_linear_composes(linear)))
+        those.low = NULL;
+    return backward_alone(context, linear, &those);
 }
 
 /* bg = B G: G is fp32, and so B is widened. */

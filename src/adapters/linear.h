@@ -31,7 +31,8 @@
  * part of what is quantized of dz.
  *
  * Of a micro-batch with documents of several adapters each has a range of the tokens. W x and W^T dz are one matmul of
- * all tokens, products of rank r are of each range (linear_mixed.c): nothing is merged then.
+ * all tokens, products of rank r are of each range (linear_mixed.c) or of several that are stacked (linear_stacked.c): nothing
+ * is merged then.
  *
  * Cost     that of the graphs, and of making the weight from its codes, once per call: a frozen W has no
  *          gradient.
@@ -100,7 +101,17 @@ typedef struct {
      * is one adapter, or none. */
     const tsr_linear_range *range;
     int range_count;
+    uint64_t low; /* columns of what is left of x A^T for the backward; 0: r */
 } tsr_linear;
+
+/* Ranges are stacked in 16 bits only: in fp32 each has the bits of a linear of its tokens alone. */
+static inline bool tsr_linear_stacks(tsr_dtype dtype)
+{
+    return dtype != TSR_F32;
+}
+
+/* Columns of x A^T, at most, of ranges that are stacked; linear_stacked.c says why. */
+#define TSR_LINEAR_STACK 128
 
 /* Whether one kernel adds s B A to such a base while it decodes it. DoRA's norms are then of that, whatever
  * is multiplied with: so their bits do not depend on the micro-batch that they are made in. */
@@ -135,6 +146,12 @@ typedef struct {
     float *made_weight_scale[TSR_LINEAR_MADE], *made_row_scale[TSR_LINEAR_MADE];
 } tsr_linear_fp8;
 
+/* Of ranges that are stacked: A and B of the compute dtype, and their gradients. NULL: none are. */
+typedef struct {
+    void *a, *b;    /* as many columns of x A^T as there are, times largest in, largest out */
+    float *da, *db; /* the same */
+} tsr_linear_stack;
+
 /* Where the work goes and its scratch, shared by all linears; T is the tokens of the micro-batch.
  */
 typedef struct {
@@ -146,7 +163,8 @@ typedef struct {
     const tsr_graph_book *graphs; /* what was chosen at start-up; NULL: nothing */
     void *weight;                 /* largest out * in elements */
     tsr_linear_fp8 fp8;
-    void *low, *d_low;        /* T * largest r each; low where it is not kept */
+    void *low, *d_low; /* T * largest r, or tsr_linear.low, each; low where it is not kept */
+    tsr_linear_stack stack;
     void *dropped;            /* T * largest in, with dropout */
     void *d_dropped;          /* T * largest in, with dropout; in a forward of DoRA x - xd */
     void *lora;               /* T * largest out, with dropout and DoRA */
@@ -164,22 +182,23 @@ tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const 
 tsr_fp8_rows tsr_linear_rows(const tsr_linear_context *context);
 tsr_status tsr_linear_input(const tsr_linear_context *context, const void *x, int64_t in);
 
-/* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. low [T, r]: where X A^T is left for the
- * backward; not by a graph that merges, which has none. NULL: it is not kept. */
+/* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. low [T, r], or of ranges [T, tsr_linear.low]: where
+ * X A^T is left for the backward; not by a graph that merges, which has none. NULL: it is not kept. */
 tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,
                               const void *x, void *z, void *y, void *low);
 
 /* What the backward of one linear reads and writes. */
 typedef struct {
-    const void *x;    /* [T, in], the forward's */
-    const void *low;  /* [T, r], what the forward left; NULL: it is made again */
-    void *dz;         /* [T, out]: gradient of z; of y if tsr_linear_composes */
-    void *z;          /* [T, out], only if tsr_linear_composes: the forward's; overwritten */
-    void *dx;         /* [T, in]; NULL: not wanted */
-    bool add;         /* dx is added to */
-    float *da;        /* [r, in], written */
-    float *db;        /* [out, r], written */
-    float *dm;        /* [out], written here only if tsr_linear_composes */
+    const void *x; /* [T, in], the forward's */
+    const void
+        *low;  /* what the forward left; NULL, or where a forward may merge: it is made again */
+    void *dz;  /* [T, out]: gradient of z; of y if tsr_linear_composes */
+    void *z;   /* [T, out], only if tsr_linear_composes: the forward's; overwritten */
+    void *dx;  /* [T, in]; NULL: not wanted */
+    bool add;  /* dx is added to */
+    float *da; /* [r, in], written */
+    float *db; /* [out, r], written */
+    float *dm; /* [out], written here only if tsr_linear_composes */
     tsr_fp8_rows dz8; /* of tsr_linear_gradient_rows, filled by what made dz; else out is NULL */
 } tsr_linear_gradients;
 

@@ -1,6 +1,7 @@
 /*
  * linear_mixed.c: a linear whose tokens are of several adapters, each of a range of them. The base's matmuls are of all
- * tokens; what each adapter adds comes first, as where there is one: what is rounded in between is then not W x.
+ * tokens; what each adapter adds comes first, as where there is one: what is rounded in between is then not W x. It is computed
+ * for each range, or for several at once (linear_stacked.c).
  */
 #include "adapters/linear_parts.h"
 
@@ -8,25 +9,23 @@
 typedef struct {
     tsr_linear_context context;
     tsr_linear linear;
-    uint64_t first;
+    int64_t first;
 } view;
 
-/* From row `first` of [T, columns] of the compute dtype on; NULL stays. */
 static void *rows_at(const view *v, const void *rows, uint64_t columns)
 {
-    uint64_t offset = v->first * columns * tsr_dtype_bytes(v->context.dtype);
-    return rows ? (char *)rows + offset : NULL;
+    return tsr_linear_rows_at(&v->context, rows, v->first, columns);
 }
 
 static view view_of(const tsr_linear_context *context, const tsr_linear *linear,
                     const tsr_linear_range *range)
 {
-    view v = {.context = *context, .linear = *linear, .first = (uint64_t)range->first};
+    view v = {.context = *context, .linear = *linear, .first = range->first};
     v.context.tokens = range->tokens;
     v.context.samples = context->samples ? context->samples + range->first : NULL;
     v.context.positions = context->positions ? context->positions + range->first : NULL;
-    v.context.low = rows_at(&v, context->low, linear->r);
-    v.context.d_low = rows_at(&v, context->d_low, linear->r);
+    v.context.low = rows_at(&v, context->low, tsr_linear_low_columns(linear));
+    v.context.d_low = rows_at(&v, context->d_low, tsr_linear_low_columns(linear));
     v.linear.range = NULL;
     v.linear.range_count = 0;
     v.linear.apart = true;
@@ -57,12 +56,12 @@ static tsr_status input_of(const void **out, const view *v, const void *x)
     return TSR_OK;
 }
 
-/* z = s B A x of one range. */
-static tsr_status range_forward(const view *v, const void *x, void *z, void *kept, uint64_t r)
+/* z = s B A x of one range; `columns` of what is kept. */
+static tsr_status range_forward(const view *v, const void *x, void *z, void *kept, uint64_t columns)
 {
     const tsr_linear *l = &v->linear;
     const void *input;
-    void *its = rows_at(v, z, l->out), *low = kept ? rows_at(v, kept, r) : v->context.low;
+    void *its = rows_at(v, z, l->out), *low = kept ? rows_at(v, kept, columns) : v->context.low;
     if (!l->r)
         return clear(v, its, l->out);
     TSR_TRY(input_of(&input, v, x));
@@ -74,9 +73,11 @@ tsr_status tsr_linear_mixed_forward(const tsr_linear_context *context, const tsr
                                     const void *x, void *z, void *low)
 {
     const void *w;
-    for (int i = 0; i < linear->range_count; i++) {
+    for (int i = 0, stacked; i < linear->range_count; i += stacked ? stacked : 1) {
         view v = view_of(context, linear, &linear->range[i]);
-        TSR_TRY(range_forward(&v, x, z, low, linear->r));
+        stacked = tsr_linear_stack_count(context, linear, i);
+        TSR_TRY(stacked ? tsr_linear_stacked_forward(context, linear, i, stacked, x, z, low)
+                        : range_forward(&v, x, z, low, tsr_linear_low_columns(linear)));
     }
     TSR_TRY(tsr_linear_base_weight(&w, context, linear, false, (tsr_fp8_rows){0}));
     return tsr_linear_base_forward(context, linear, z, x, w, 1);
@@ -84,14 +85,14 @@ tsr_status tsr_linear_mixed_forward(const tsr_linear_context *context, const tsr
 
 /* da and db of one range, and where nothing drops its share of dx. */
 static tsr_status range_backward(const view *v, const tsr_linear_range *range,
-                                 const tsr_linear_gradients *gradients, uint64_t r)
+                                 const tsr_linear_gradients *gradients, uint64_t columns)
 {
     const tsr_linear *l = &v->linear;
     const void *input;
     void *dx = rows_at(v, gradients->dx, l->in);
     if (l->r) {
         tsr_linear_gradients its = {
-            .low = rows_at(v, gradients->low, r), .dx = dx, .da = range->da, .db = range->db};
+            .low = rows_at(v, gradients->low, columns), .dx = dx, .da = range->da, .db = range->db};
         TSR_TRY(input_of(&input, v, gradients->x));
         TSR_TRY(tsr_linear_adapter_backward(&v->context, l, &its, rows_at(v, gradients->dz, l->out),
                                             input, (float)l->scale));
@@ -116,9 +117,12 @@ tsr_status tsr_linear_mixed_backward(const tsr_linear_context *context, const ts
                                      const tsr_linear_gradients *gradients)
 {
     const void *w;
-    for (int i = 0; i < linear->range_count; i++) {
+    for (int i = 0, stacked; i < linear->range_count; i += stacked ? stacked : 1) {
         view v = view_of(context, linear, &linear->range[i]);
-        TSR_TRY(range_backward(&v, &linear->range[i], gradients, linear->r));
+        stacked = tsr_linear_stack_count(context, linear, i);
+        TSR_TRY(stacked ? tsr_linear_stacked_backward(context, linear, i, stacked, gradients)
+                        : range_backward(&v, &linear->range[i], gradients,
+                                         tsr_linear_low_columns(linear)));
     }
     if (!gradients->dx)
         return TSR_OK;

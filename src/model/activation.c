@@ -74,17 +74,33 @@ tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *opti
 
 /* ---- programs ---- */
 
+/* Columns of x A^T where ranges may be stacked: of all of them, or of the widest stack or range. 0: they are not. */
+static uint64_t stack_columns(const tsr_activation_options *options,
+                              const tsr_layout_linear *linear)
+{
+    uint64_t columns = 0;
+    if (!linear->mixed || !tsr_linear_stacks(options->dtype))
+        return 0;
+    for (int k = 0; k < options->layout->mixed_count; k++)
+        columns += linear->mixed[k].r;
+    columns = columns < TSR_LINEAR_STACK ? columns : TSR_LINEAR_STACK;
+    return larger(columns, linear->r);
+}
+
 tsr_matrix_traits tsr_activation_traits(const tsr_activation_options *options,
                                         const tsr_layout_linear *linear)
 {
     bool dora = linear->r && linear->dora, composes = dora && options->dropout;
     bool merges =
         tsr_linear_merges(options->dtype, options->fp8, linear->quantized, linear->in, linear->r);
-    return (tsr_matrix_traits){
-        .r = linear->r,
-        .dora = dora,
-        .composes = composes,
-        .keeps_low = linear->r && tsr_graph_keeps_low(merges, options->dropout, composes)};
+    bool keeps = tsr_graph_keeps_low(merges, options->dropout, composes);
+    uint64_t stacked = stack_columns(options, linear);
+    return (tsr_matrix_traits){.r = linear->r,
+                               .dora = dora,
+                               .composes = composes,
+                               .low = stacked ? stacked
+                                      : keeps ? linear->r
+                                              : 0};
 }
 
 static bool trains(const tsr_activation_options *o, int layer)
@@ -94,8 +110,7 @@ static bool trains(const tsr_activation_options *o, int layer)
 
 static bool same_traits(const tsr_matrix_traits *a, const tsr_matrix_traits *b)
 {
-    return a->r == b->r && a->dora == b->dora && a->composes == b->composes &&
-           a->keeps_low == b->keeps_low;
+    return a->r == b->r && a->dora == b->dora && a->composes == b->composes && a->low == b->low;
 }
 
 static void fill_traits(tsr_matrix_traits *out, const tsr_activation_options *o, int layer)
@@ -436,21 +451,29 @@ static uint64_t partial_columns(const walk *w)
     return most;
 }
 
-/* The largest sides of all linears. */
+/* The largest sides of all linears; of x A^T; and of stacked adapters. */
 typedef struct {
-    uint64_t in, out;
-    tsr_array weight;
+    uint64_t in, out, low;
+    tsr_array weight, stack_a, stack_b;
 } extent;
+
+static tsr_array larger_array(tsr_array a, tsr_array b)
+{
+    return tsr_array_bytes(b) > tsr_array_bytes(a) ? b : a;
+}
 
 static extent find_extent(const walk *w)
 {
     const tsr_layout *layout = w->options->layout;
-    extent e = {.weight.dtype = w->options->dtype};
+    extent e = {.weight.dtype = w->options->dtype, .low = layout->largest_r};
     for (int layer = 0; layer < layout->layer_count; layer++)
         for (int i = 0; i < layout->unit[layer].block->matrix_count; i++) {
             const tsr_layout_linear *linear = &layout->unit[layer].linear[i];
-            tsr_array one = {e.weight.dtype, linear->out, linear->in};
-            e.weight = tsr_array_bytes(one) > tsr_array_bytes(e.weight) ? one : e.weight;
+            uint64_t columns = stack_columns(w->options, linear);
+            e.weight = larger_array(e.weight, (tsr_array){e.weight.dtype, linear->out, linear->in});
+            e.stack_a = larger_array(e.stack_a, (tsr_array){e.weight.dtype, columns, linear->in});
+            e.stack_b = larger_array(e.stack_b, (tsr_array){e.weight.dtype, linear->out, columns});
+            e.low = larger(e.low, columns);
             e.in = larger(e.in, linear->in);
             e.out = larger(e.out, linear->out);
         }
@@ -464,8 +487,11 @@ static tsr_status take_backward(const walk *w, tsr_activations *out, const exten
     TSR_TRY(take_rows(w, &out->dx, "dx", "gradient of the residual stream", w->d));
     TSR_TRY(take_floats(w, &out->context.partials, "partial sums", "DoRA: dm, summed over tokens",
                         rows, columns));
-    TSR_TRY(take_rows(w, &out->context.d_low, "d_low", "gradient of x A",
-                      w->options->layout->largest_r));
+    TSR_TRY(take_rows(w, &out->context.d_low, "d_low", "gradient of x A", e->low));
+    TSR_TRY(take_floats(w, &out->context.stack.da, "stacked dA", "of several adapters",
+                        e->stack_a.rows, e->stack_a.columns));
+    TSR_TRY(take_floats(w, &out->context.stack.db, "stacked dB", "of several adapters",
+                        e->stack_b.rows, e->stack_b.columns));
     if (w->options->dropout)
         TSR_TRY(take_rows(w, &out->context.d_dropped, "d_dropped", "gradient of the dropped input",
                           e->in));
@@ -527,8 +553,11 @@ static tsr_status take_linear(const walk *w, tsr_activations *out, const extent 
         take(w, &out->context.weight, "scratch weight", "the weight at work, decoded", e->weight));
     if (w->options->fp8)
         TSR_TRY(take_fp8(w, &out->context.fp8, e));
-    TSR_TRY(take_rows(w, &out->context.low, "low", "x A of the linear at work",
-                      w->options->layout->largest_r));
+    TSR_TRY(take_rows(w, &out->context.low, "low", "x A of the linear at work", e->low));
+    TSR_TRY(take(w, &out->context.stack.a, "scratch stacked A",
+                 "of several adapters, of the linear at work", e->stack_a));
+    TSR_TRY(take(w, &out->context.stack.b, "scratch stacked B",
+                 "of several adapters, of the linear at work", e->stack_b));
     if (w->options->dropout) {
         TSR_TRY(take_rows(w, &out->context.dropped, "dropped", "its input after dropout", e->in));
         TSR_TRY(take_rows(w, &out->context.lora, "lora", "its adapter's output", e->out));

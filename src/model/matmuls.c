@@ -77,9 +77,30 @@ typedef struct {
     const tsr_model_options *options;
     tsr_linear_context context;
     bool train;
+    tsr_linear_range *range; /* [TSR_BLOCK_MATRICES, mixed_count]; NULL: of one adapter */
 } listing;
 
 static float something; /* where a pointer must not be NULL */
+
+/* A micro-batch of all adapters, with as many tokens of each. */
+static void add_ranges(tsr_linear *out, const listing *l, const tsr_layout_linear *linear,
+                       tsr_linear_range *range)
+{
+    int count = l->options->layout->mixed_count;
+    float *pointer = &something;
+    for (int k = 0; k < count; k++) {
+        int64_t first = l->context.tokens * k / count;
+        range[k] = (tsr_linear_range){.first = first,
+                                      .tokens = l->context.tokens * (k + 1) / count - first,
+                                      .r = linear->mixed[k].r,
+                                      .scale = linear->mixed[k].scale,
+                                      .drops = l->train && l->options->adapter[k].dropout > 0,
+                                      .da = pointer,
+                                      .db = pointer};
+    }
+    out->range = range;
+    out->range_count = linear->r ? count : 0;
+}
 
 static void layer_of(tsr_layer *out, const listing *l, int unit)
 {
@@ -97,6 +118,8 @@ static void layer_of(tsr_layer *out, const listing *l, int unit)
                                       .g = dora ? pointer : NULL,
                                       .n = dora ? pointer : NULL,
                                       .drops = l->train && l->options->dropout > 0};
+        if (l->range)
+            add_ranges(&out->linear[i], l, linear, l->range + i * l->options->layout->mixed_count);
     }
 }
 
@@ -149,6 +172,23 @@ static tsr_status list_layers(listing *l, const tsr_batch_shape *shapes, int cou
     return TSR_OK;
 }
 
+/* Of several adapters: most micro-batches have rows of more than one of them. */
+static tsr_status list_mixed(const listing *l, const tsr_batch_shape *shapes, int count)
+{
+    listing mixed = *l;
+    int adapters = l->options->layout->mixed_count;
+    if (adapters < 2)
+        return TSR_OK;
+    mixed.range = calloc(TSR_BLOCK_MATRICES * (size_t)adapters, sizeof *mixed.range);
+    if (!mixed.range)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a list of matmuls");
+    if (tsr_linear_stacks(l->options->dtype))
+        mixed.context.stack = (tsr_linear_stack){&something, &something, &something, &something};
+    tsr_status status = list_layers(&mixed, shapes, count);
+    free(mixed.range);
+    return status;
+}
+
 /* The graphs of the adapters that are in doubt, each its `pass`th candidate. Returns whether there is a
  * later pass. */
 static bool take_candidates(tsr_graph_book *book, const tsr_graph_search *search, int pass)
@@ -182,6 +222,8 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model *model,
     kernels.low_rank_backward = note_low_rank_backward;
     noted = out;
     tsr_status status = list_norms(&l);
+    if (status == TSR_OK)
+        status = list_mixed(&l, shapes, count);
     bool more = search->doubted_count > 0;
     *book = model->graphs;
     for (int pass = 0; more && status == TSR_OK; pass++) {

@@ -49,6 +49,7 @@ void tsr_model_resolve_mixed(tsr_linear *out, const tsr_model *model, int unit,
     const tsr_layout_linear *linear = &layout->unit[unit].linear[index];
     const tsr_model_batch *batch = &tsr_model_current(model)->batch;
     tsr_linear_range *range = model->mixed_range + index * layout->mixed_count;
+    out->low = tsr_layer_program_of(model->options.programs, unit)->traits[index].low;
     for (int i = 0; i < batch->range_count; i++)
         range[i] = range_of(model, unit, view, linear, &batch->range[i]);
     if (batch->range_count > 1) {

@@ -67,8 +67,8 @@ enum { TSR_COMBINE_ROWS, TSR_COMBINE_P, TSR_COMBINE_ROUTES };
 typedef struct {
     uint64_t r; /* of its adapter in memory; 0: none */
     bool dora;
-    bool composes;  /* DoRA with dropout */
-    bool keeps_low; /* every forward makes x A^T (adapters/graph.h) */
+    bool composes; /* DoRA with dropout */
+    uint64_t low;  /* columns of x A^T, where every forward makes it (adapters/graph.h); else 0 */
 } tsr_matrix_traits;
 
 /* Arrays [TSR_BLOCK_WEIGHTS] hold the matrices', then from here on the stacks'; of a stack's traits only r counts. */

@@ -102,7 +102,7 @@ static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
         adapted |= traits[matrix].r > 0;
         if (traits[matrix].composes)
             tsr_needs_read(out, m->inner);
-        if (traits[matrix].r && traits[matrix].keeps_low)
+        if (traits[matrix].low)
             tsr_needs_read(out, m->low);
         if (tsr_matrix_scales_back(block, traits, matrix))
             tsr_needs_read(out, m->result);

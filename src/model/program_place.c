@@ -51,7 +51,7 @@ uint64_t tsr_value_width(const tsr_layer_program *program, int value)
     const tsr_matrix *m = &program->block->matrix[v->matrix];
     const tsr_matrix_traits *traits = &program->traits[v->matrix];
     if (value == m->low)
-        return traits->keeps_low ? traits->r : 0;
+        return traits->low;
     return value == m->inner && !traits->composes ? 0 : m->out;
 }
 

@@ -159,11 +159,11 @@ tsr_matrix_traits tsr_work_traits(const tsr_work_layer *layer, int linear)
     const walk w = {.layer = layer};
     const tsr_work_linear *x = &layer->linear[linear];
     bool composes = x->r > 0 && x->dora && x->drops;
+    bool keeps = tsr_graph_keeps_low(merges(&w, x), x->drops, composes);
     return (tsr_matrix_traits){.r = (uint64_t)x->r,
                                .dora = x->r > 0 && x->dora,
                                .composes = composes,
-                               .keeps_low = x->r > 0 &&
-                                            tsr_graph_keeps_low(merges(&w, x), x->drops, composes)};
+                               .low = keeps ? (uint64_t)x->r : 0};
 }
 
 /* ---- the linears of a node ---- */

@@ -285,10 +285,9 @@ void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t s
     for (int i = 0; i < block->matrix_count; i++) {
         bool adapted = roll(&d, 4) < share, dora = roll(&d, 2), low = roll(&d, 2);
         if (adapted && !block->matrix[i].router)
-            traits[i] = (tsr_matrix_traits){.r = 8 * (1 + roll(&d, 2)),
-                                            .dora = dora,
-                                            .composes = dora && dropout,
-                                            .keeps_low = low};
+            traits[i] = (tsr_matrix_traits){
+                .r = 8 * (1 + roll(&d, 2)), .dora = dora, .composes = dora && dropout};
+        traits[i].low = low ? traits[i].r : 0;
     }
     for (int i = 0; i < block->stack_count; i++)
         if (roll(&d, 4) < share)
