@@ -8,7 +8,8 @@
  *            groups of at most TSR_SCHEDULE_GROUP, as equal in size as possible.
  * Windows    Group after group in turns: a window holds the next step of every adapter of its group that still has one.
  * Packing    A window's rows go to as few micro-batches as possible, and the last of these is as empty as possible. GREEDY: best
- *            fit, the longest first. MILP: where a bound says that greedy may not be the best, other packings are tried, and
+ *            fit, the longest first; or each adapter into micro-batches of its own, by best fit or in its order, where these are
+ *            fewer, so that sharing never costs one. MILP: where a bound says that greedy may not be the best, other packings are tried, and
  *            CBC chooses among all their micro-batches together; greedy stays where nothing strictly better is found.
  * Merging    The last micro-batch of a window is dissolved into the next window's, and the next window's last into this
  *            one's, where all its rows fit and the order of steps allows it.

@@ -32,8 +32,8 @@ int tsr_schedule_by_length(const void *a, const void *b);
 
 /* ---- greedy ---- */
 
-/* Packs a window's rows, each of at most `capacity` tokens: best fit, the longest first, of equally long ones by adapter and row.
- * Leaves the rows in that order, and the micro-batches ordered. */
+/* Packs a window's rows, each of at most `capacity` tokens: best fit, the longest first, of equally long ones by adapter and row;
+ * or each adapter alone, where that takes fewer. Leaves the rows in that order, and the micro-batches ordered. */
 tsr_status tsr_schedule_greedy(tsr_schedule_window *window, int64_t capacity);
 
 /* ---- MILP ---- */
