@@ -11,7 +11,9 @@
  * the weights are made up (model.h). key=value goes to the configuration. Under mpirun every rank
  * trains BATCH x LENGTH tokens and rank 0 reports: one line of JSON on stdout, a summary on stderr.
  * With --pairs two rows at a time are a pair that DPO is trained on: as many tokens, and all but two of them labels, as without.
- * With --adapters so many of them on one base step in turns, and a step is one adapter's.
+ * With --adapters so many of them on one base step in turns, and a step is one adapter's. With adapter_mixing=tokens one of
+ * these does the work of several: then figures are means over whole rounds of adapters, the warm-up is whole rounds, and the
+ * floor is that of a step's part of the micro-batches that are shared.
  * With --documents the BATCH x LENGTH tokens of a micro-batch are documents of such lengths.
  *
  * --runs: each line of FILE that is not empty and no comment (#) is a run, with the options of the
@@ -150,6 +152,11 @@ static int settle(bench_run *run)
         run->warmup = TSR_TRACE_LAST;
     if (run->adapters > BENCH_MOST_ADAPTERS || (run->adapters > 1 && run->timeline))
         return usage("too many --adapters, or several with --timeline");
+    if (run->adapters > 1) {
+        run->warmup = (run->warmup + run->adapters - 1) / run->adapters * run->adapters;
+        if (run->steps < run->adapters)
+            return usage("--steps is less than --adapters");
+    }
     if (run->shape.layers > BENCH_MOST_LAYERS)
         return usage("too many layers");
     if (run->steps + run->warmup > BENCH_MOST_STEPS)

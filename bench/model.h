@@ -75,7 +75,14 @@ typedef struct {
     double start_s;                   /* until the first step could begin */
     double train_s;                   /* all timed steps, with the last one's end */
     double first_loss, last_loss, grad_norm;
-    int64_t skipped, tokens; /* tokens: of a step, all ranks */
+    int64_t skipped, tokens; /* tokens: of a step, all ranks; with mixing in the mean */
+    /* With adapter_mixing: tokens one step does the work of several, and the next none: of whole rounds of adapters */
+    struct {
+        int64_t steps;        /* timed, a multiple of the adapters; 0: there is no mixing */
+        int64_t micro, count; /* micro-batches of the schedule; steps of all adapters in it */
+        int64_t capacity;
+        double fill;
+    } mixing;
     uint64_t arena_planned, arena_used, host_bytes;
     uint64_t free_first, free_last, total; /* device memory after step 1 and at the end */
     int64_t most_change;                   /* of free memory between the two, over all ranks */
@@ -90,6 +97,9 @@ typedef struct {
     json_t *timeline; /* NULL: not asked for */
     char device[256];
 } bench_result;
+
+/* Micro-batches of a step; with mixing in the mean, a rank's share. */
+double bench_micro_batches(const bench_run *run, const bench_result *r);
 
 /* Fills `row` and row_count. 0, or -1: no such documents, with a message on stderr. */
 int bench_rows_make(bench_run *run);

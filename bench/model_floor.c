@@ -90,18 +90,31 @@ static double set_layer(llama_layer *layer, const tsr_model_config *config, int 
     return elements;
 }
 
-/* The least work of a step of one micro-batch on one rank, every token a label. */
+/* What was summed for one micro-batch, for so many. */
+static void scale_sum(floor_sum *sum, double micro)
+{
+    for (int i = 0; i < TSR_WORK_TERMS; i++) {
+        sum->term[i].bytes *= micro;
+        sum->term[i].flops *= micro;
+        sum->term[i].seconds *= micro;
+    }
+    sum->seconds *= micro;
+}
+
+/* The least work of a step on one rank, every token a label: of one micro-batch, or of its part of those that it shares, whose
+ * weights are decoded once for all. */
 static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *r)
 {
     static llama_layer l;
     const bench_shape *s = &run->shape;
     tsr_model_config config;
-    double elements = 0;
+    double elements = 0, micro = bench_micro_batches(run, r);
     if (bench_config_make(&config, run) < 0)
         return; /* a shape that runs can be described */
     for (int i = 0; i < s->layers; i++) {
         elements += set_layer(&l, &config, i, run, r);
-        l.layer.pairs = count_pairs(&l.layer.tokens, run, window_of(&l.block));
+        l.layer.pairs = count_pairs(&l.layer.tokens, run, window_of(&l.block)) / micro;
+        l.layer.tokens /= micro;
         llama_layer_program(&l, i == 0, r->keep[i]);
         l.layer.last = i == s->layers - 1;
         tsr_work_norm(&l.layer, add_operation, sum);
@@ -111,6 +124,7 @@ static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *
     const tsr_work_head head = {l.layer.tokens, (double)s->d, (double)s->vocabulary,
                                 l.layer.element, true};
     tsr_work_chunk(&head, add_operation, sum);
+    scale_sum(sum, micro);
     tsr_work_update(elements, 12 * elements, l.layer.element, add_operation, sum);
 }
 

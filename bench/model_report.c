@@ -24,6 +24,20 @@ static double median(const double *values, int64_t count)
     return count % 2 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
 }
 
+static double mean(const double *values, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += values[i];
+    return sum / (double)count;
+}
+
+/* What a step takes: in the median; with mixing in the mean. */
+static double typical(const bench_run *run, const bench_result *r, const double *values)
+{
+    return r->mixing.steps ? mean(values, r->mixing.steps) : median(values, run->steps);
+}
+
 static void extremes(double *least, double *most, const double *values, int64_t count)
 {
     *least = *most = values[0];
@@ -78,6 +92,23 @@ void bench_report_failure(const bench_run *run)
     json_object_set_new(all, "failed", json_string(tsr_last_error()));
     fprintf(stderr, "%s: FAILED\n", run->line ? run->line : run->shape.name);
     put_line(all);
+}
+
+/* Marks a line whose figures are means. */
+static void add_mixing(json_t *all, const bench_run *run, const bench_result *r)
+{
+    if (!r->mixing.steps)
+        return;
+    json_object_set_new(all, "mixing",
+                        json_pack("{ss sI sI sf sf}", "figures", "means of whole rounds of steps",
+                                  "steps", (json_int_t)r->mixing.steps, "capacity",
+                                  (json_int_t)r->mixing.capacity, "fill", r->mixing.fill,
+                                  "micro_batches_a_step", bench_micro_batches(run, r)));
+    fprintf(stderr,
+            "mixed micro-batches of at most %lld tokens, %.1f %% full, %.3f a step of a rank; "
+            "figures are means of %lld steps\n",
+            (long long)r->mixing.capacity, 100 * r->mixing.fill, bench_micro_batches(run, r),
+            (long long)r->mixing.steps);
 }
 
 static void add_memory(json_t *all, const bench_result *r)
@@ -146,10 +177,10 @@ static void tell_timeline(const json_t *timeline)
 
 int bench_report(const bench_run *run, const bench_result *r)
 {
-    double least, most, step_s = median(r->step_s, run->steps);
+    double least, most, step_s = typical(run, r, r->step_s);
     double per_second = (double)r->tokens / step_s;
     extremes(&least, &most, r->step_s, run->steps);
-    double issue_ms = 1e3 * median(r->issue_s, run->steps);
+    double issue_ms = 1e3 * typical(run, r, r->issue_s);
     json_t *all = describe_run(run);
     if (r->int8)
         json_object_set_new(all, "int8", json_true());
@@ -160,10 +191,11 @@ int bench_report(const bench_run *run, const bench_result *r)
                   r->dropout, "step_ms", 1e3 * step_s, "step_ms_min", 1e3 * least, "step_ms_max",
                   1e3 * most, "step_ms_mean", 1e3 * r->train_s / (double)run->steps, "issue_ms",
                   issue_ms, "tokens_per_s", per_second, "tokens_per_s_per_rank",
-                  per_second / run->ranks, "exposed_ms", 1e3 * median(r->exposed_s, run->steps),
+                  per_second / run->ranks, "exposed_ms", 1e3 * typical(run, r, r->exposed_s),
                   "steps_ms", milliseconds(r->step_s, run->steps), "first_loss", r->first_loss,
                   "last_loss", r->last_loss, "grad_norm", r->grad_norm, "skipped",
                   (json_int_t)r->skipped, "start_s", r->start_s, "timeline", r->timeline));
+    add_mixing(all, run, r);
     add_memory(all, r);
     tell(run, r, all);
     tell_timeline(r->timeline);

@@ -2,6 +2,7 @@
  * model_run.c: one run of bench_model: the job's files, its steps, what they gave.
  */
 #include "base/clock.h"
+#include "job/mixer_parts.h"
 #include "job/parts.h"
 #include "model.h"
 
@@ -77,9 +78,31 @@ static void remove_files(const bench_run *run)
 
 /* ---- steps ---- */
 
-static void describe(bench_result *out, const tsr_job *job)
+/* How rows of several adapters share micro-batches, if they do; its plan decides what layers keep. */
+static const tsr_decision *describe_mixing(bench_result *out, const bench_run *run,
+                                           const tsr_job *job)
 {
-    const tsr_decision *d = &job->decision;
+    const tsr_mixer *mixer = job->mixer;
+    if (!mixer)
+        return &job->decision;
+    out->mixing.steps = run->steps / run->adapters * run->adapters;
+    out->mixing.micro = mixer->schedule.count;
+    out->mixing.count = run->adapters * (run->warmup + run->steps);
+    out->mixing.capacity = mixer->schedule.capacity;
+    out->mixing.fill = mixer->schedule.fill;
+    return &mixer->own->decision;
+}
+
+double bench_micro_batches(const bench_run *run, const bench_result *r)
+{
+    if (!r->mixing.steps)
+        return 1;
+    return (double)r->mixing.micro / (double)r->mixing.count / run->ranks;
+}
+
+static void describe(bench_result *out, const bench_run *run, const tsr_job *job)
+{
+    const tsr_decision *d = describe_mixing(out, run, job);
     out->dtype = job->inputs.compute;
     out->cuda = job->inputs.cuda;
     out->fp8 = d->model.fp8;
@@ -111,6 +134,7 @@ static void describe(bench_result *out, const tsr_job *job)
 static int run_steps(bench_result *out, const bench_run *run, tsr_job **jobs)
 {
     int64_t count = run->adapters > 1 ? run->adapters : 1;
+    int64_t tokens = 0; /* of the steps that count with mixing */
     tsr_job_report report = TSR_JOB_REPORT_INIT;
     double before = tsr_now(), begin = before;
     for (int64_t step = 0; step < run->warmup + run->steps; step++) {
@@ -123,6 +147,7 @@ static int run_steps(bench_result *out, const bench_run *run, tsr_job **jobs)
             out->step_s[timed] = now - before;
             out->exposed_s[timed] = report.exposed_s;
             out->issue_s[timed] = job->issue_s;
+            tokens += timed < out->mixing.steps ? report.input_tokens : 0;
         }
         before = now;
         out->skipped += report.skipped;
@@ -140,7 +165,7 @@ static int run_steps(bench_result *out, const bench_run *run, tsr_job **jobs)
     out->train_s = tsr_now() - begin;
     out->last_loss = report.loss;
     out->grad_norm = report.grad_norm;
-    out->tokens = report.input_tokens;
+    out->tokens = out->mixing.steps ? tokens / out->mixing.steps : report.input_tokens;
     out->arena_used = tsr_job_base_taken(job);
     if (tsr_device_memory(&out->free_last, &out->total, job->device) < 0)
         return fail("device memory");
@@ -183,7 +208,7 @@ static int train(bench_result *out, const bench_run *run)
         fputs(summary, stderr);
     free(summary);
     if (!failed) {
-        describe(out, *job);
+        describe(out, run, *job);
         failed = run_steps(out, run, job);
     }
     for (int i = count - 1; i >= 0; i--)
