@@ -1,6 +1,7 @@
 /*
  * Which x A^T a layer keeps for its backward, and where: of the linears whose forward makes it whatever graph it
- * takes; of its own, or shared by the layers that recompute in full.
+ * takes; of its own, or shared by the layers that recompute in full. Of several adapters as wide as they are together, up to a
+ * stack, in 16 bits alone; and what a stack needs.
  */
 #include "model/activation.h"
 
@@ -186,9 +187,63 @@ static void test_ranks(void **state)
     }
 }
 
+static tsr_array array_of(const taken *t, const char *name)
+{
+    for (int i = 0; i < t->count; i++)
+        if (!strcmp(t->name[i], name))
+            return t->array[i];
+    return (tsr_array){0};
+}
+
+static void expect_array(const taken *t, const char *name, tsr_dtype dtype, uint64_t rows,
+                         uint64_t columns)
+{
+    tsr_array array = array_of(t, name);
+    if (rows)
+        assert_int_equal(array.dtype, dtype);
+    if (array.rows != rows || array.columns != columns)
+        fail_msg("%s is %d x %d, expected %d x %d", name, (int)array.rows, (int)array.columns,
+                 (int)rows, (int)columns);
+}
+
+static void test_stacks(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t r[3], columns;
+    } cases[] = {{{16, 8, 0}, 24}, {{64, 48, 40}, TSR_LINEAR_STACK}, {{8, 256, 8}, 256}};
+    for (int n = 0; n < 6; n++) {
+        bool stacks = n % 2;
+        tsr_layout_mixed mixed[3] = {{0}};
+        uint64_t r = 0, columns = cases[n / 2].columns;
+        model m;
+        make(&m, false);
+        for (int k = 0; k < 3; k++) {
+            mixed[k].r = cases[n / 2].r[k];
+            r = mixed[k].r > r ? mixed[k].r : r;
+        }
+        for (int i = 0; i < LAYERS * LLAMA_LINEARS; i++) {
+            m.linear[i / LLAMA_LINEARS][i % LLAMA_LINEARS].r = r;
+            m.linear[i / LLAMA_LINEARS][i % LLAMA_LINEARS].mixed = mixed;
+        }
+        m.layout.mixed_count = 3;
+        m.layout.largest_r = r;
+        m.options.dtype = stacks ? TSR_BF16 : TSR_F32;
+        taken t = walk(&m);
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
+            assert_int_equal(low_of(&t, 1, kind), stacks ? columns : r);
+        assert_int_equal(columns_of(&t, "scratch low"), stacks ? columns : r);
+        assert_int_equal(columns_of(&t, "scratch d_low"), stacks ? columns : r);
+        expect_array(&t, "scratch stacked A", TSR_BF16, stacks ? columns : 0, stacks ? F : 0);
+        expect_array(&t, "scratch stacked B", TSR_BF16, stacks ? F : 0, stacks ? columns : 0);
+        expect_array(&t, "scratch stacked dA", TSR_F32, stacks ? columns : 0, stacks ? F : 0);
+        expect_array(&t, "scratch stacked dB", TSR_F32, stacks ? F : 0, stacks ? columns : 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_which), cmocka_unit_test(test_where),
-                                       cmocka_unit_test(test_ranks)};
+                                       cmocka_unit_test(test_ranks), cmocka_unit_test(test_stacks)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
