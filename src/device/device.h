@@ -103,7 +103,7 @@ void tsr_device_set_outside(tsr_device *device, tsr_device_outside *check, const
 /* ---- streams ---- */
 
 /* `name` is for traces, error messages and thread names (at most 15 characters); copied. A GPU
- * schedules "comm", "h2d" and "d2h" before all others. */
+ * schedules "comm", "h2d", "d2h", "optim", "state in" and "state out" before all others. */
 tsr_status tsr_stream_create(tsr_stream **out, tsr_device *device, const char *name);
 void tsr_stream_destroy(tsr_stream *stream);
 tsr_device *tsr_stream_device(tsr_stream *stream);

@@ -10,7 +10,8 @@
  * the one before: with RECORDS as here neither waits longer than it asks for.
  *
  * Priorities. Streams that move bytes come before those that compute: a collective needs a few
- * multiprocessors at once, and others wait for it.
+ * multiprocessors at once, and others wait for it. So does the optimizer's: beside the next forward, whose matmuls
+ * leave nothing free, an update of some 50 us would else wait for each of them, and its chunk's copies with it.
  */
 #include "base/clock.h"
 #include "base/hash.h"
@@ -111,10 +112,10 @@ bool tsr_cuda_drain(cuda_device *device)
 
 /* ---- streams ---- */
 
-/* Highest of the card for the streams that move bytes, lowest for all others. */
+/* Highest of the card for the streams that move bytes, and for updates; lowest for all others. */
 static int priority_of(const char *name)
 {
-    static const char *const movers[] = {"comm", "h2d", "d2h"};
+    static const char *const movers[] = {"comm", "h2d", "d2h", "optim", "state in", "state out"};
     int lowest = 0, highest = 0;
     cudaDeviceGetStreamPriorityRange(&lowest, &highest);
     for (size_t i = 0; i < sizeof movers / sizeof *movers; i++)

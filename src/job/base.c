@@ -14,6 +14,11 @@ tsr_job *tsr_job_base_of(const tsr_job *job)
     return job->base ? job->base : (tsr_job *)job;
 }
 
+tsr_streams *tsr_job_streams(const tsr_job *job)
+{
+    return &tsr_job_base_of(job)->streams;
+}
+
 bool tsr_job_is_shared(const tsr_job *job)
 {
     return job->base || job->sharer;

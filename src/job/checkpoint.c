@@ -260,7 +260,7 @@ static tsr_status write_all(tsr_job *job)
 
 tsr_status tsr_job_quiet(tsr_job *job)
 {
-    tsr_status status = tsr_streams_synchronize(&job->streams);
+    tsr_status status = tsr_streams_synchronize(tsr_job_streams(job));
     if (status < 0)
         tsr_executor_fail(job->executor, status); /* the others wait in a collective */
     return tsr_job_agree(job, status);

@@ -579,7 +579,7 @@ void tsr_job_destroy(tsr_job *job)
     tsr_events_destroy(job->events);
     tsr_executor_destroy(job->executor);
     if (job->streams.stream[0]) /* none if the ranks never met */
-        tsr_streams_synchronize(&job->streams);
+        tsr_streams_synchronize(tsr_job_streams(job));
     tsr_model_destroy(job->model);
     tsr_micro_batch_free(&job->micro);
     tsr_micro_batch_free(&job->eval_micro);

@@ -410,7 +410,7 @@ static tsr_status take_jobs(tsr_mixer *mixer)
         tsr_mixer_begin_step(mixer, k);
         TSR_TRY(tsr_mixer_take_work(mixer, k));
     }
-    return tsr_streams_synchronize(&mixer->own->streams);
+    return tsr_streams_synchronize(tsr_job_streams(mixer->own));
 }
 
 static tsr_status start(tsr_mixer *mixer)

@@ -149,6 +149,8 @@ struct tsr_job {
  * of the largest. decide: for all of them,
  * collective. enter: before the executor is used, the one that used the base last being another. */
 tsr_job *tsr_job_base_of(const tsr_job *job);
+/* Of all jobs that share the base, with those of the state if one of them has it in host memory. */
+tsr_streams *tsr_job_streams(const tsr_job *job);
 bool tsr_job_is_shared(const tsr_job *job);
 tsr_status tsr_job_base_check(const tsr_job *base, int purpose);
 void tsr_job_base_join(tsr_job *job, tsr_job *base);

@@ -91,7 +91,7 @@ static tsr_status take_sums(tsr_job *job, const tsr_micro_batch *micro, int whic
     uint64_t count = TSR_PARTS * (uint64_t)micro->document_count;
     if (!micro->label_count)
         return TSR_OK;
-    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    TSR_TRY(tsr_streams_synchronize(tsr_job_streams(job)));
     TSR_TRY(tsr_device_read(job->device, job->staged_reference, tsr_model_document_sums(job->model),
                             count * sizeof(double)));
     for (int32_t d = 0; d < micro->document_count; d += 2)

@@ -285,7 +285,7 @@ static tsr_status fresh_magnitudes(tsr_job *job)
     TSR_TRY(tsr_model_release(job->model));
     TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
     TSR_TRY(tsr_executor_wait_word(job->executor, job->word));
-    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    TSR_TRY(tsr_streams_synchronize(tsr_job_streams(job)));
     tsr_model_set_fresh(job->model, false);
     TSR_TRY(tsr_job_agree(job, take_all_norms(job)));
     return tsr_executor_prologue(job->executor);
@@ -500,6 +500,8 @@ tsr_status tsr_job_start_model(tsr_job *job)
     if (!job->base)
         TSR_TRY(split(job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_connect(job)));
+    if (d->plan->chunk_count > 0)
+        TSR_TRY(tsr_job_agree(job, tsr_streams_add_state(tsr_job_streams(job))));
     if (job->inputs.config.trace)
         TSR_TRY(tsr_job_agree(job, tsr_trace_create(&job->trace, job)));
     TSR_TRY(tsr_job_agree(job, take_memory(job)));
@@ -519,7 +521,7 @@ tsr_status tsr_job_start_executor(tsr_job *job, const tsr_executor_owner *owner,
                                     .owner = owner,
                                     .owner_count = owner_count,
                                     .device = job->device,
-                                    .streams = &job->streams,
+                                    .streams = tsr_job_streams(job),
                                     .world = job->device_world,
                                     .shard = job->device_shard,
                                     .replica = job->device_replica,

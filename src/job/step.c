@@ -306,7 +306,7 @@ tsr_status tsr_job_give_up(tsr_job *job)
         job->skipped_steps == job->done; /* though all that it was given is finite (model/load.h) */
     int64_t seen[2];
     refused_part refused = {.job = job};
-    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    TSR_TRY(tsr_streams_synchronize(tsr_job_streams(job)));
     TSR_TRY(tsr_device_read(job->device, seen, job->sums->seen, sizeof seen));
     seen[0] = -seen[0];
     seen[1] = seen[1] ? seen[1] : INT64_MAX;

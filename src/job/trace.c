@@ -376,7 +376,7 @@ tsr_status tsr_trace_done(tsr_trace *trace, int64_t step, bool last)
     trace->next = 0;
     trace->next_row = 0;
     tsr_executor_trace(trace->job->executor, -1);
-    TSR_TRY(tsr_streams_synchronize(&trace->job->streams));
+    TSR_TRY(tsr_streams_synchronize(tsr_job_streams(trace->job)));
     TSR_TRY(set_clock(trace));
     tsr_trace_memory_begin(trace->memory, trace->job->executor, -1e-9 * (double)trace->shift);
     return write_file(trace);

@@ -197,7 +197,7 @@ static void begins(tsr_trace_memory *m, const tsr_op_record *r)
     if (op->kind == TSR_OP_H2D && op->stage >= 0)
         hold(m, STAGES + op->stage, true);
     if (op->kind == TSR_OP_LOAD_STATE)
-        hold(m, STATES + op->chunk % TSR_STATE_BUFFERS, true);
+        hold(m, STATES + op->chunk % m->plan->state_buffers, true);
     if (op->kind == TSR_OP_COMPUTE && op->buffer >= 0)
         hold(m, gradient_of(m, op->buffer), true);
     if (op->kind == TSR_OP_COMPUTE && keeps(m, r))
@@ -216,7 +216,7 @@ static void ends(tsr_trace_memory *m, const tsr_op_record *r)
     if (op->kind == TSR_OP_GATHER && op->stage >= 0)
         hold(m, STAGES + op->stage, false);
     if (op->kind == TSR_OP_SAVE_STATE)
-        hold(m, STATES + op->chunk % TSR_STATE_BUFFERS, false);
+        hold(m, STATES + op->chunk % m->plan->state_buffers, false);
     if (op->kind == TSR_OP_REDUCE)
         hold(m, gradient_of(m, op->buffer), false);
     if (op->kind == TSR_OP_COMPUTE && r->phase == TSR_USE_BACKWARD && op->ends)

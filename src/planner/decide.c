@@ -176,18 +176,6 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
         .wider = c->wider};
 }
 
-/* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it is; with 8-bit moments,
- * half the bytes, a 32nd, or copies would be too small for a bus; never so small that issuing them is all that takes time. */
-static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout,
-                               tsr_config_optim optim)
-{
-    uint64_t owned = 0, least = 1 << 14, chunks = optim == TSR_CONFIG_OPTIM_ADAMW_8BIT ? 32 : 64;
-    for (int i = 0; i < layout->plan_unit_count; i++)
-        owned += d->units[i].trainable.gradient_count;
-    uint64_t chunk = tsr_align_up(tsr_ceil_div(owned, chunks), TSR_GRANULE_ELEMENTS);
-    return chunk > least ? chunk : least;
-}
-
 static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     const tsr_layout *layout = &inputs->layout;
@@ -238,7 +226,7 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .more_words = tsr_decision_loads(d, layout) +
                                               (d->model.objective ? TSR_PREFERENCE_WORDS : 0)};
     if (d->state_offloaded)
-        options.chunk_elements = chunk_elements(d, layout, inputs->config.optim);
+        tsr_decide_chunks(&options, d, layout, inputs->config.optim == TSR_CONFIG_OPTIM_ADAMW_8BIT);
     TSR_TRY(tsr_plan_outline(&d->plan, &options));
     TSR_TRY(tsr_store_make(&d->store, d->plan, view->rank % d->group));
     tsr_taker taker = {.plan = &d->memory};

@@ -317,8 +317,8 @@ static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
     case TSR_OP_COMPUTE:
         return (tsr_op_cost){
             c->use[c->first[2 * op->layer + (op->phase == TSR_USE_BACKWARD)] + op->use].compute, 0};
-    case TSR_OP_OPTIM:
-        return (tsr_op_cost){update(c, op), 0};
+    case TSR_OP_OPTIM: /* fills a card, on which it comes first */
+        return (tsr_op_cost){update(c, op), c->speeds->cuda ? 1 : 0};
     case TSR_OP_CONTROL: /* there and back */
         return (tsr_op_cost){2 * collective(c, world, WORD_BYTES), 0};
     default:

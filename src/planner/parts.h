@@ -43,6 +43,11 @@ void tsr_decide_steps(int *first, int *last, const tsr_decision *d, tsr_config_r
 /* What needs the least memory of all that it allows. */
 int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, bool offloaded);
 
+/* Sets chunks and buffers of the optimizer's state, where that lives in host memory; `coded`: its moments are of 8
+ * bits (chunks.c). */
+void tsr_decide_chunks(tsr_plan_options *options, const tsr_decision *d, const tsr_layout *layout,
+                       bool coded);
+
 /* Units that stay on the device, as the configuration says; auto: none. */
 int64_t tsr_decide_residents(const tsr_inputs *inputs);
 

@@ -24,6 +24,8 @@ static tsr_status check_options(const tsr_executor_options *o)
     if (plan->replicas > 1 && (!o->replica || tsr_comm_size(o->replica) != plan->replicas))
         return tsr_fail(TSR_EINVAL, "%d replicas in the plan, %d ranks in the replica group",
                         plan->replicas, o->replica ? tsr_comm_size(o->replica) : 0);
+    if (o->store->plan->chunk_count > 0 && !o->streams->stream[TSR_STREAM_STATE_OUT])
+        return tsr_fail(TSR_EINVAL, "optimizer state that travels needs streams of its own");
     const tsr_executor_callbacks *c = &o->callbacks;
     bool norm = false, saves = o->store->plan->saved_bytes > 0;
     for (int u = 0; u < plan->unit_count; u++)
@@ -182,13 +184,14 @@ static tsr_status make_parts(tsr_executor *executor)
     return TSR_OK;
 }
 
-/* Every event is recorded once, so that the first wait for it finds a record. */
+/* Every event of a stream that there is: each is recorded once, so that the first wait for it finds a record. */
 static tsr_status make_events(tsr_executor *executor)
 {
     for (int e = 0; e < TSR_EVENT_COUNT; e++) {
+        tsr_stream *stream = executor->options.streams->stream[tsr_event_stream(e)];
         TSR_TRY(tsr_event_create(&executor->event[e], executor->options.device));
-        TSR_TRY(tsr_event_record(executor->event[e],
-                                 executor->options.streams->stream[tsr_event_stream(e)]));
+        if (stream)
+            TSR_TRY(tsr_event_record(executor->event[e], stream));
     }
     return TSR_OK;
 }

@@ -213,7 +213,7 @@ tsr_status tsr_marks_create(tsr_executor *executor)
     for (int id = 0; id < TSR_STREAM_COUNT; id++) {
         bool compute = id == TSR_STREAM_COMPUTE;
         bool needed = compute || id == TSR_STREAM_COMM || executor->log;
-        if (needed)
+        if (needed && executor->options.streams->stream[id])
             TSR_TRY(make_timer(executor, (tsr_stream_id)id, compute ? MARKS : FEW_MARKS));
     }
     return TSR_OK;

@@ -176,8 +176,8 @@ void tsr_plan_print(tsr_text *out, const tsr_plan *plan)
 
 static bool state_equal(const tsr_plan_state *a, const tsr_plan_state *b)
 {
-    return a->after == b->after && a->stage == b->stage && a->comm_behind == b->comm_behind &&
-           a->compute_behind == b->compute_behind &&
+    return a->after == b->after && a->stage == b->stage && a->fetched == b->fetched &&
+           a->comm_behind == b->comm_behind && a->compute_behind == b->compute_behind &&
            memcmp(a->unit, b->unit, sizeof a->unit) == 0 &&
            memcmp(a->ready_awaited, b->ready_awaited, sizeof a->ready_awaited) == 0 &&
            memcmp(a->loaded_awaited, b->loaded_awaited, sizeof a->loaded_awaited) == 0;
@@ -280,6 +280,9 @@ static tsr_status check_options(const tsr_plan_options *o)
         return tsr_fail(TSR_EINVAL, "%d stages: 1 to %d are possible", o->stages, TSR_STAGES_MAX);
     if (o->stride < 0 || o->stride > o->layer_count)
         return tsr_fail(TSR_EINVAL, "a stride of %d among %d layers", o->stride, o->layer_count);
+    if (o->state_buffers < 1 || o->state_buffers > TSR_STATE_BUFFERS)
+        return tsr_fail(TSR_EINVAL, "%d buffers of optimizer state: 1 to %d are possible",
+                        o->state_buffers, TSR_STATE_BUFFERS);
     if (o->ranks < 1 || o->replicas < 1)
         return tsr_fail(TSR_EINVAL, "%d ranks x %d replicas", o->ranks, o->replicas);
     for (int u = 0; u < o->unit_count; u++) {
@@ -322,6 +325,8 @@ static void measure(tsr_plan *plan)
             plan->state_bytes = bytes > plan->state_bytes ? bytes : plan->state_bytes;
         }
     }
+    plan->state_buffers =
+        plan->chunk_count < o->state_buffers ? plan->chunk_count : o->state_buffers;
     plan->optim_parts = plan->chunk_count < TSR_OPTIM_PARTS ? plan->chunk_count : TSR_OPTIM_PARTS;
     if (plan->optim_parts == 0)
         plan->optim_parts = 1;
@@ -404,6 +409,7 @@ tsr_status tsr_plan_outline(tsr_plan **out, const tsr_plan_options *options)
     o->replicas = o->replicas ? o->replicas : 1;
     o->slots = o->slots ? o->slots : 2;
     o->stages = o->stages ? o->stages : 2;
+    o->state_buffers = o->state_buffers ? o->state_buffers : TSR_STATE_BUFFERS;
     o->head_unit = o->head_unit ? o->head_unit : o->layer_count;
     tsr_status status = check_options(o);
     if (status == TSR_OK)
@@ -462,6 +468,11 @@ tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk)
     uint64_t begin = chunk < 0 ? 0 : (uint64_t)chunk * size;
     uint64_t left = plan->owned - begin;
     return (tsr_plan_range){begin, left < size ? left : size};
+}
+
+int tsr_plan_last_chunk(const tsr_plan *plan, int buffer)
+{
+    return plan->chunk_count - 1 - (plan->chunk_count - 1 - buffer) % plan->state_buffers;
 }
 
 int tsr_plan_chunk_part(const tsr_plan *plan, int chunk)

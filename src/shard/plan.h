@@ -26,8 +26,9 @@
  *     activations      SAVE(u) after F(u), LOAD(u) while the layer above is in its backward, through
  *                      two regions of one layer each (shard/unit.h); an evaluation saves nothing
  *     optimizer state  fp32 masters and moments live in host memory; LOAD_STATE, OPTIM and
- *                      SAVE_STATE pass over chunks of fixed size through two buffers. The first two
- *                      chunks are loaded before the control word is known.
+ *                      SAVE_STATE pass over chunks of fixed size through a ring of buffers, each kind
+ *                      on a stream of its own. The ring is filled while the first backward after the
+ *                      last update runs; what is behind waits for its buffer alone.
  *
  * A part that nothing has to move (RESIDENT; SHARDED or trainable in a group of one rank) has no op
  * at all and needs no slot; its users wait for OPTIM themselves.
@@ -55,9 +56,9 @@
 #define TSR_STAGES_MAX       4
 #define TSR_GRADIENT_BUFFERS 2 /* where gradients are reduced at once */
 #define TSR_KEPT_TURNS       2
-#define TSR_OPTIM_PARTS      8 /* of an update in chunks: a unit waits for those up to its own */
-#define TSR_STATE_BUFFERS    2
-#define TSR_STATE_ARRAYS     3 /* masters and two moments */
+#define TSR_OPTIM_PARTS      32 /* of an update in chunks: a unit waits for those up to its own */
+#define TSR_STATE_BUFFERS    8  /* that chunks pass through, at most */
+#define TSR_STATE_ARRAYS     3  /* masters and two moments */
 
 typedef enum { TSR_COMM_NONE, TSR_COMM_SHARD, TSR_COMM_REPLICA, TSR_COMM_WORLD } tsr_comm_id;
 
@@ -113,10 +114,10 @@ enum {
     TSR_EVENT_WORDED = TSR_EVENT_OPTIMIZED + TSR_OPTIM_PARTS,   /* d2h: it was copied to the host */
     TSR_EVENT_USED,                                 /* compute: F or B has ended with a region */
     TSR_EVENT_SAVED = TSR_EVENT_USED + TSR_REGIONS, /* d2h: the region was copied */
-    TSR_EVENT_RESTORED = TSR_EVENT_SAVED + TSR_REGIONS,   /* h2d: it was filled */
-    TSR_EVENT_FETCHED = TSR_EVENT_RESTORED + TSR_REGIONS, /* h2d: a chunk's buffer was filled */
+    TSR_EVENT_RESTORED = TSR_EVENT_SAVED + TSR_REGIONS,        /* h2d: it was filled */
+    TSR_EVENT_FETCHED = TSR_EVENT_RESTORED + TSR_REGIONS,      /* state in: a chunk was fetched */
     TSR_EVENT_UPDATED = TSR_EVENT_FETCHED + TSR_STATE_BUFFERS, /* optim: its chunk was updated */
-    TSR_EVENT_STORED = TSR_EVENT_UPDATED + TSR_STATE_BUFFERS,  /* d2h: it was copied back */
+    TSR_EVENT_STORED = TSR_EVENT_UPDATED + TSR_STATE_BUFFERS,  /* state out: copied back */
     TSR_EVENT_COUNT = TSR_EVENT_STORED + TSR_STATE_BUFFERS
 };
 
@@ -168,6 +169,7 @@ typedef enum {
 typedef struct {
     uint8_t after;
     uint8_t stage;          /* the next one of the ring */
+    bool fetched;           /* the first chunks of the optimizer's state are in their buffers */
     uint8_t comm_behind;    /* trailing parts of the last update that comm has not waited for */
     uint8_t compute_behind; /* likewise on compute, where trainable parts are read in place */
     int16_t unit[TSR_SLOTS_MAX]; /* occupant of each slot, -1: none */
@@ -215,6 +217,7 @@ typedef struct {
     /* Of a chunk of the optimizer's state, which then lives in host memory; a multiple of a granule's
      * elements. 0: the state lives on the device. */
     uint64_t chunk_elements;
+    int state_buffers;   /* that its chunks pass through, at most; 0: TSR_STATE_BUFFERS */
     uint64_t more_words; /* of the control word, beside TSR_WORD_COUNT */
     /* Micro-batches of several adapters run in a plan of their own, `mixed`, which has neither masters nor moments nor sums:
      * those are each adapter's, in whose plan, `ends_alone`, a step's end may follow the prologue. */
@@ -239,6 +242,7 @@ typedef struct {
     uint64_t saved_bytes;   /* of one region */
     uint64_t state_bytes;   /* of one buffer for a chunk of the optimizer's state */
     int chunk_count;        /* 0: the state lives on the device */
+    int state_buffers;      /* chunk c goes through buffer c % state_buffers */
     int optim_parts;        /* of an update, of chunks that follow each other */
     uint64_t owned;         /* elements of all trainable parts on this rank */
     uint64_t hash;          /* 0: an outline */
@@ -268,6 +272,9 @@ typedef struct {
 
 /* A chunk of the optimizer's state; chunk -1: all of it. */
 tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk);
+
+/* The last chunk of a step that goes through a buffer. */
+int tsr_plan_last_chunk(const tsr_plan *plan, int buffer);
 
 /* The part of the update that updates a chunk (-1: all of them), and the one that completes a unit. */
 int tsr_plan_chunk_part(const tsr_plan *plan, int chunk);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(TSR_EVENT_COUNT <= 64, "a clock keeps one bit for each event");
+_Static_assert(TSR_EVENT_COUNT <= 128, "a clock keeps one bit for each event");
 
 tsr_stream_id tsr_event_stream(int event)
 {
@@ -11,14 +11,15 @@ tsr_stream_id tsr_event_stream(int event)
         int end; /* of the events from the entry before on */
         tsr_stream_id stream;
     } group[] = {
-        {TSR_EVENT_READY, TSR_STREAM_COMPUTE},   {TSR_EVENT_LOADED, TSR_STREAM_COMM},
-        {TSR_EVENT_DRAINED, TSR_STREAM_H2D},     {TSR_EVENT_WRITTEN, TSR_STREAM_COMM},
-        {TSR_EVENT_REDUCED, TSR_STREAM_COMPUTE}, {TSR_EVENT_COMPUTED, TSR_STREAM_COMM},
-        {TSR_EVENT_TALLIED, TSR_STREAM_COMPUTE}, {TSR_EVENT_CONTROLLED, TSR_STREAM_OPTIM},
-        {TSR_EVENT_OPTIMIZED, TSR_STREAM_COMM},  {TSR_EVENT_WORDED, TSR_STREAM_OPTIM},
-        {TSR_EVENT_USED, TSR_STREAM_D2H},        {TSR_EVENT_SAVED, TSR_STREAM_COMPUTE},
-        {TSR_EVENT_RESTORED, TSR_STREAM_D2H},    {TSR_EVENT_UPDATED, TSR_STREAM_H2D},
-        {TSR_EVENT_STORED, TSR_STREAM_OPTIM},    {TSR_EVENT_COUNT, TSR_STREAM_D2H},
+        {TSR_EVENT_READY, TSR_STREAM_COMPUTE},    {TSR_EVENT_LOADED, TSR_STREAM_COMM},
+        {TSR_EVENT_DRAINED, TSR_STREAM_H2D},      {TSR_EVENT_WRITTEN, TSR_STREAM_COMM},
+        {TSR_EVENT_REDUCED, TSR_STREAM_COMPUTE},  {TSR_EVENT_COMPUTED, TSR_STREAM_COMM},
+        {TSR_EVENT_TALLIED, TSR_STREAM_COMPUTE},  {TSR_EVENT_CONTROLLED, TSR_STREAM_OPTIM},
+        {TSR_EVENT_OPTIMIZED, TSR_STREAM_COMM},   {TSR_EVENT_WORDED, TSR_STREAM_OPTIM},
+        {TSR_EVENT_USED, TSR_STREAM_D2H},         {TSR_EVENT_SAVED, TSR_STREAM_COMPUTE},
+        {TSR_EVENT_RESTORED, TSR_STREAM_D2H},     {TSR_EVENT_FETCHED, TSR_STREAM_H2D},
+        {TSR_EVENT_UPDATED, TSR_STREAM_STATE_IN}, {TSR_EVENT_STORED, TSR_STREAM_OPTIM},
+        {TSR_EVENT_COUNT, TSR_STREAM_STATE_OUT},
     };
     int g = 0;
     while (event >= group[g].end)
@@ -31,7 +32,7 @@ static void clock_merge(tsr_plan_clock *into, const tsr_plan_clock *from)
     for (int s = 0; s < TSR_STREAM_COUNT; s++)
         if (from->op[s] > into->op[s])
             into->op[s] = from->op[s];
-    into->before |= from->before;
+    tsr_events_join(&into->before, &from->before);
 }
 
 /* The clock that a wait for the latest record of `event` brings. */
@@ -39,7 +40,8 @@ static tsr_plan_clock clock_of(const tsr_builder *b, int event)
 {
     if (b->recorder[event] >= 0)
         return b->clock[b->recorder[event]];
-    tsr_plan_clock clock = {.before = 1ull << event | b->implied[event]};
+    tsr_plan_clock clock = {.before = b->implied[event]};
+    tsr_events_add(&clock.before, event);
     for (int s = 0; s < TSR_STREAM_COUNT; s++)
         clock.op[s] = -1;
     return clock;
@@ -52,7 +54,7 @@ static bool clock_covers(const tsr_builder *b, const tsr_plan_clock *clock, int 
     if (b->recorder[event] >= 0)
         return clock->op[owner] >= b->recorder[event];
     /* Any op of this program on the owner comes after everything before the program. */
-    return clock->op[owner] >= 0 || (clock->before >> event & 1) != 0;
+    return clock->op[owner] >= 0 || tsr_events_have(&clock->before, event);
 }
 
 /* ---- ops ---- */

@@ -11,10 +11,31 @@
 
 #include "shard/plan_parts.h"
 
+/* A set of events. */
+typedef struct {
+    uint64_t bits[2];
+} tsr_plan_events;
+
+static inline void tsr_events_add(tsr_plan_events *set, int event)
+{
+    set->bits[event / 64] |= 1ull << event % 64;
+}
+
+static inline void tsr_events_join(tsr_plan_events *into, const tsr_plan_events *from)
+{
+    into->bits[0] |= from->bits[0];
+    into->bits[1] |= from->bits[1];
+}
+
+static inline bool tsr_events_have(const tsr_plan_events *set, int event)
+{
+    return (set->bits[event / 64] >> event % 64 & 1) != 0;
+}
+
 /* What is known to have completed: ops of this program, and the last records before it. */
 typedef struct {
     int op[TSR_STREAM_COUNT]; /* the latest op of each stream; -1: none */
-    uint64_t before;          /* bit e: event e as it was before the program */
+    tsr_plan_events before;   /* as they were before the program */
 } tsr_plan_clock;
 
 typedef struct {
@@ -53,7 +74,8 @@ typedef struct {
     tsr_plan_clock *clock; /* [op]: after it */
     int op_count, op_capacity;
     tsr_plan_clock stream[TSR_STREAM_COUNT];
-    uint64_t implied[TSR_EVENT_COUNT]; /* knowing e before the program means knowing these too */
+    /* Knowing an event before the program means knowing these too. */
+    tsr_plan_events implied[TSR_EVENT_COUNT];
     uint32_t records[TSR_EVENT_COUNT];
     int last_user[TSR_SLOTS_MAX];  /* COMPUTE that used the slot last; -1 */
     int kept;                      /* the last unit whose kept part was gathered; -1 */

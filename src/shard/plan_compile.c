@@ -9,13 +9,11 @@
 
 #define LATE 8 /* the last of so many parts of a backward */
 
-static uint64_t events_of(tsr_stream_id stream)
+static void add_events_of(tsr_plan_events *set, tsr_stream_id stream)
 {
-    uint64_t mask = 0;
     for (int e = 0; e < TSR_EVENT_COUNT; e++)
         if (tsr_event_stream(e) == stream)
-            mask |= 1ull << e;
-    return mask;
+            tsr_events_add(set, e);
 }
 
 /* ---- slots ---- */
@@ -386,9 +384,50 @@ static tsr_status compute(tsr_builder *b, int p)
     return now->trains && !trains_again(b, p) ? reduce_written(b, now->unit) : TSR_OK;
 }
 
+/* ---- optimizer state that goes through the device ---- */
+
+/* A chunk of the state into its buffer, which the chunk before it there must have left. */
+static void load_state(tsr_builder *b, int chunk)
+{
+    int buffer = chunk % b->plan->state_buffers;
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_LOAD_STATE, TSR_STREAM_STATE_IN, -1);
+    op->chunk = chunk;
+    op->bytes = tsr_plan_state_bytes(b->plan, chunk);
+    tsr_op_wants(op, TSR_EVENT_STORED + buffer);
+    tsr_op_records(op, TSR_EVENT_FETCHED + buffer);
+    tsr_op_end(b, op);
+}
+
+/* The first chunks of an update, as many as there are buffers: they need neither gradients nor the norm. */
+static tsr_status fetch_state(tsr_builder *b)
+{
+    int count = b->plan->state_buffers;
+    if (b->state->fetched || count == 0)
+        return TSR_OK;
+    b->state->fetched = true;
+    TSR_TRY(tsr_op_reserve(b));
+    for (int i = 0; i < count; i++) /* chunks are stored one after the other */
+        for (int k = 0; k < count; k++)
+            if (tsr_plan_last_chunk(b->plan, k) < tsr_plan_last_chunk(b->plan, i))
+                tsr_events_add(&b->implied[TSR_EVENT_STORED + i], TSR_EVENT_STORED + k);
+    for (int chunk = 0; chunk < count; chunk++)
+        load_state(b, chunk);
+    return TSR_OK;
+}
+
+/* The first backward after an update is when its buffers are empty and links are idle. */
+static bool may_fetch(const tsr_builder *b, int p)
+{
+    return b->use[p].phase == TSR_USE_AGAIN || b->use[p].phase == TSR_USE_BACKWARD;
+}
+
+/* ---- a micro-batch ---- */
+
 static tsr_status micro_batch(tsr_builder *b)
 {
     for (int p = 0; p < b->use_count; p++) {
+        if (may_fetch(b, p))
+            TSR_TRY(fetch_state(b));
         if (b->use[p].phase == TSR_USE_FORWARD)
             TSR_TRY(refresh_kept(b, b->use[p].unit));
         TSR_TRY(prefetch(b, p));
@@ -399,25 +438,6 @@ static tsr_status micro_batch(tsr_builder *b)
 
 /* ---- ends ---- */
 
-/* The event of the last chunk that a step stores. */
-static int stored_last(const tsr_builder *b)
-{
-    return TSR_EVENT_STORED + (b->plan->chunk_count - 1) % TSR_STATE_BUFFERS;
-}
-
-/* A chunk of the state into its buffer. The first one of a step also waits until the step before
- * has stored all. */
-static void load_state(tsr_builder *b, int chunk)
-{
-    int buffer = chunk % TSR_STATE_BUFFERS;
-    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_LOAD_STATE, TSR_STREAM_H2D, -1);
-    op->chunk = chunk;
-    op->bytes = tsr_plan_state_bytes(b->plan, chunk);
-    tsr_op_wants(op, chunk == 0 ? stored_last(b) : TSR_EVENT_STORED + buffer);
-    tsr_op_records(op, TSR_EVENT_FETCHED + buffer);
-    tsr_op_end(b, op);
-}
-
 static void optim(tsr_builder *b, int chunk, bool last)
 {
     int part = tsr_plan_chunk_part(b->plan, chunk);
@@ -427,8 +447,8 @@ static void optim(tsr_builder *b, int chunk, bool last)
     op->last = last;
     tsr_op_wants(op, TSR_EVENT_CONTROLLED);
     if (chunk >= 0) {
-        tsr_op_wants(op, TSR_EVENT_FETCHED + chunk % TSR_STATE_BUFFERS);
-        tsr_op_records(op, TSR_EVENT_UPDATED + chunk % TSR_STATE_BUFFERS);
+        tsr_op_wants(op, TSR_EVENT_FETCHED + chunk % b->plan->state_buffers);
+        tsr_op_records(op, TSR_EVENT_UPDATED + chunk % b->plan->state_buffers);
     }
     if (last || tsr_plan_chunk_part(b->plan, chunk + 1) > part)
         tsr_op_records(op, TSR_EVENT_OPTIMIZED + part);
@@ -437,8 +457,8 @@ static void optim(tsr_builder *b, int chunk, bool last)
 
 static void save_state(tsr_builder *b, int chunk)
 {
-    int buffer = chunk % TSR_STATE_BUFFERS;
-    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_SAVE_STATE, TSR_STREAM_D2H, -1);
+    int buffer = chunk % b->plan->state_buffers;
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_SAVE_STATE, TSR_STREAM_STATE_OUT, -1);
     op->chunk = chunk;
     op->bytes = tsr_plan_state_bytes(b->plan, chunk);
     tsr_op_wants(op, TSR_EVENT_UPDATED + buffer);
@@ -446,31 +466,20 @@ static void save_state(tsr_builder *b, int chunk)
     tsr_op_end(b, op);
 }
 
-/* The first chunks, as many as there are buffers. */
-static void begin_state(tsr_builder *b)
-{
-    int count = b->plan->chunk_count;
-    if (count == 0)
-        return;
-    for (int i = 0; i < TSR_STATE_BUFFERS; i++) /* d2h stores one chunk after the other */
-        b->implied[stored_last(b)] |= 1ull << (TSR_EVENT_STORED + i);
-    for (int chunk = 0; chunk < count && chunk < TSR_STATE_BUFFERS; chunk++)
-        load_state(b, chunk);
-}
-
 /* The update, which the control word of this program lets happen or not. */
 static tsr_status update(tsr_builder *b)
 {
-    int count = b->plan->chunk_count;
+    int count = b->plan->chunk_count, buffers = b->plan->state_buffers;
     if (count == 0)
         optim(b, -1, true);
     for (int chunk = 0; chunk < count; chunk++) {
         TSR_TRY(tsr_op_reserve(b));
         optim(b, chunk, chunk == count - 1);
         save_state(b, chunk);
-        if (chunk + TSR_STATE_BUFFERS < count)
-            load_state(b, chunk + TSR_STATE_BUFFERS);
+        if (chunk + buffers < count)
+            load_state(b, chunk + buffers);
     }
+    b->state->fetched = false;
     return TSR_OK;
 }
 
@@ -521,8 +530,9 @@ static tsr_status step_end(tsr_builder *b)
     /* A micro-batch ends with B and REDUCE of its last unit: whoever knows that REDUCE knows all of
      * compute and comm. */
     int last = TSR_EVENT_REDUCED + gradient_turn(b->plan, b->plan->last_buffer);
-    b->implied[last] = events_of(TSR_STREAM_COMPUTE) | events_of(TSR_STREAM_COMM);
-    begin_state(b);
+    add_events_of(&b->implied[last], TSR_STREAM_COMPUTE);
+    add_events_of(&b->implied[last], TSR_STREAM_COMM);
+    TSR_TRY(fetch_state(b)); /* where no backward has */
     control_word(b, TSR_OP_GRAD_NORM, last);
     TSR_TRY(update(b));
     bool gathered = false, direct = false;

@@ -162,12 +162,36 @@ static tsr_status begin_ops(int *active, simulator *s)
     return TSR_OK;
 }
 
+/* The other stream whose copies go over the same link in the same direction; itself: none. */
+static int beside(int stream)
+{
+    switch (stream) {
+    case TSR_STREAM_H2D:
+        return TSR_STREAM_STATE_IN;
+    case TSR_STREAM_STATE_IN:
+        return TSR_STREAM_H2D;
+    case TSR_STREAM_D2H:
+        return TSR_STREAM_STATE_OUT;
+    case TSR_STREAM_STATE_OUT:
+        return TSR_STREAM_D2H;
+    default:
+        return stream;
+    }
+}
+
+/* Of a stream that copies: two at once have half of the link each. */
+static double speed_of(const simulator *s, int stream)
+{
+    int other = beside(stream);
+    return other != stream && s->stream[other].active ? 0.5 : 1;
+}
+
 static double speed_of_compute(const simulator *s)
 {
     double speed = 1;
     for (int stream = 0; stream < TSR_STREAM_COUNT; stream++)
         if (stream != TSR_STREAM_COMPUTE && s->stream[stream].active)
-            speed -= s->stream[stream].slows;
+            speed -= s->stream[stream].slows * speed_of(s, stream);
     return speed > LEAST_SPEED ? speed : LEAST_SPEED;
 }
 
@@ -190,7 +214,7 @@ static void advance(simulator *s)
     double speed[TSR_STREAM_COUNT], least = 1e300;
     for (int i = 0; i < TSR_STREAM_COUNT; i++) {
         walker *w = &s->stream[i];
-        speed[i] = i == TSR_STREAM_COMPUTE ? speed_of_compute(s) : 1;
+        speed[i] = i == TSR_STREAM_COMPUTE ? speed_of_compute(s) : speed_of(s, i);
         if (w->active && w->left / speed[i] < least)
             least = w->left / speed[i];
     }

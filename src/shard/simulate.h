@@ -3,7 +3,7 @@
  *
  * The executor, without anything to execute: an op begins when its stream has come to it and
  * everything it waits for was recorded, and its stream goes on when its time is over. The host issues
- * far ahead and costs nothing. What runs beside computation slows it down: while an op of another
+ * far ahead and costs nothing. Copies of two streams in one direction share the link. What runs beside computation slows it down: while an op of another
  * stream is under way, compute advances by 1 - its `slows` a second.
  *
  * Threads  Allocates nothing, changes nothing.

@@ -148,7 +148,7 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     bool kept = plan->options.train && !plan->options.mixed;
     TSR_TRY(tsr_trainable_walk(&store->trainable, taker, kept, place));
     taker->use = TSR_BUFFER_SCRATCH;
-    TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state",
+    TSR_TRY(walk_ring(taker, state, plan->state_buffers, "optimizer state",
                       "a chunk of master, m and v, on the device for its update",
                       store->trainable.coded
                           ? tsr_array_of_bytes(plan->state_bytes)
@@ -211,7 +211,7 @@ tsr_optim_part tsr_store_part(const tsr_store *store, int chunk)
     uint64_t moment = tsr_unit_moment_bytes(t->units, t->unit_count, range.begin);
     uint64_t end = tsr_unit_moment_bytes(t->units, t->unit_count, range.begin + range.count);
     tsr_optim_part part = {range.begin, range.count, moment, end - moment, t->master, t->m, t->v};
-    char *here = chunk < 0 ? NULL : store->state[chunk % TSR_STATE_BUFFERS];
+    char *here = chunk < 0 ? NULL : store->state[chunk % store->plan->state_buffers];
     if (chunk < 0)
         return part;
     part.master = (float *)here;

@@ -220,7 +220,7 @@ static void happen(rank_run *run, tsr_job *job, int step)
         job->sums->gradient_overflow = 1;
     if (run->event && run->event->spoil_after == step) {
         const tsr_trainable *t = &job->decision.store.trainable;
-        tsr_streams_synchronize(&job->streams);
+        tsr_streams_synchronize(tsr_job_streams(job));
         t->master[tsr_trainable_at(t, 0, 0).begin] = NAN;
     }
 }

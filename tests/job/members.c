@@ -47,7 +47,7 @@ static int step(members_run *run, tsr_job *job, job_result *r)
     if (status != 0)
         return status;
     if (run->poison && !job_on_gpu()) {
-        tsr_streams_synchronize(&job->streams);
+        tsr_streams_synchronize(tsr_job_streams(job));
         poison(tsr_job_base_of(job));
     }
     r->step[r->step_count++] = report;

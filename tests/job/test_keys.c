@@ -58,7 +58,7 @@ static tsr_status look(tsr_job *job, void *user)
         tsr_job_report report = TSR_JOB_REPORT_INIT;
         TSR_TRY(tsr_job_step(job, &report));
     }
-    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    TSR_TRY(tsr_streams_synchronize(tsr_job_streams(job)));
     s->count = t->count;
     s->master = malloc(s->count * sizeof *s->master);
     s->m = malloc(s->count * sizeof *s->m);

@@ -164,7 +164,7 @@ static tsr_job *begin(int purpose, const char *config, const char *output)
 static void device_biases(float out[VALUES], const tsr_job *job)
 {
     assert_non_null(tsr_model_router_bias(job->model));
-    assert_int_equal(tsr_streams_synchronize(&((tsr_job *)job)->streams), TSR_OK);
+    assert_int_equal(tsr_streams_synchronize(tsr_job_streams(job)), TSR_OK);
     assert_int_equal(
         tsr_device_read(job->device, out, tsr_model_router_bias(job->model), VALUES * sizeof *out),
         TSR_OK);

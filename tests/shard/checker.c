@@ -42,7 +42,7 @@ enum {
 
 #define MAX_CHUNKS 64
 
-#define MAX_ENTRIES 24
+#define MAX_ENTRIES 64
 
 typedef struct {
     uint32_t index; /* of the op on its stream */
@@ -298,7 +298,7 @@ static void move_saved(replay *r, const tsr_plan_op *op)
 static void move_state(replay *r, const tsr_plan_op *op)
 {
     bool save = op->kind == TSR_OP_SAVE_STATE;
-    int buffer = op->chunk % TSR_STATE_BUFFERS;
+    int buffer = op->chunk % r->plan->state_buffers;
     tsr_plan_range range = tsr_plan_chunk(r->plan, op->chunk);
     content *c = &r->state[buffer];
     touch(r, STATE + buffer, op->stream, !save, 0, 1);
@@ -329,8 +329,8 @@ static void optim(replay *r, const tsr_plan_op *op)
         begin = end;
     }
     if (op->chunk >= 0) {
-        content *c = &r->state[op->chunk % TSR_STATE_BUFFERS];
-        writes(r, STATE + op->chunk % TSR_STATE_BUFFERS, who);
+        content *c = &r->state[op->chunk % r->plan->state_buffers];
+        writes(r, STATE + op->chunk % r->plan->state_buffers, who);
         if (c->unit != op->chunk || c->update != r->updates)
             failed(r, "%s: chunk %d of update %llu is here, not %d of %llu", r->program, c->unit,
                    (unsigned long long)c->update, op->chunk, (unsigned long long)r->updates);

@@ -52,7 +52,8 @@ static void make_offload(random_model *model, random_source *random)
         owned += model->unit[u].trainable.gradient_count / TSR_GRANULE_ELEMENTS;
     if (!saves && random_below(random, 2))
         o->stride = 1 + (int)random_below(random, (uint64_t)o->layer_count);
-    uint64_t chunks = 1 + random_below(random, 6);
+    uint64_t chunks = 1 + random_below(random, 3 * TSR_STATE_BUFFERS);
+    o->state_buffers = (int)random_below(random, TSR_STATE_BUFFERS + 1);
     if (random_below(random, 3))
         o->chunk_elements = (owned + chunks - 1) / chunks * TSR_GRANULE_ELEMENTS;
 }
@@ -70,6 +71,7 @@ void random_model_make_full(random_model *model)
         granules += unit->trainable.gradient_count / TSR_GRANULE_ELEMENTS;
     }
     o->chunk_elements = (granules + 2) / 3 * TSR_GRANULE_ELEMENTS;
+    o->state_buffers = 2;
 }
 
 void random_model_set(random_model *model, int ranks, int replicas, bool train)

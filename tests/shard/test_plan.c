@@ -155,7 +155,7 @@ static void test_kept(void **unused)
 }
 
 /* The device holds two layers' activations; the last two layers' stay. Two chunks of the optimizer's
- * state are on their way before the word is known. */
+ * state are on their way before the backward begins. */
 static void test_offload(void **unused)
 {
     (void)unused;
@@ -164,18 +164,20 @@ static void test_offload(void **unused)
     for (int u = 0; u < 4; u++)
         model.saved_bytes[u] = 1000 + (uint64_t)u;
     model.options.chunk_elements = 4 * TSR_GRANULE_ELEMENTS; /* of 4 x 3 granules */
+    model.options.state_buffers = 2;
     tsr_plan *plan = compile(&model);
     int state = 0;
     assert_int_equal(plan->saved_bytes, 1003);
     assert_int_equal(plan->chunk_count, 3);
     assert_int_equal(plan->state_bytes, 3 * 4 * TSR_GRANULE_ELEMENTS * 4);
     expect(plan, &state, TSR_PROGRAM_PROLOGUE, "C0 G0 T0");
-    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
-           "C1 G1 T1 N0 F0 S0 C2 G2 T2 N1 F1 S1 C3 G3 T3 N2 F2 C4 G4 N3 F3 H4 C2 G2 T2 B3 R3 "
-           "C1 G1 T1 L1 B2 R2 C0 G0 T0 L0 B1 R1 B0 R0");
+    expect(
+        plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+        "C1 G1 T1 N0 F0 S0 C2 G2 T2 N1 F1 S1 C3 G3 T3 N2 F2 C4 G4 N3 F3 H4 in0 in1 C2 G2 T2 B3 R3 "
+        "C1 G1 T1 L1 B2 R2 C0 G0 T0 L0 B1 R1 B0 R0");
     int step_end = state;
     expect(plan, &state, TSR_PROGRAM_STEP_END,
-           "in0 in1 norm control word optim0 out0 in2 optim1 out1 optim2 out2 T0 T1");
+           "norm control word optim0 out0 in2 optim1 out1 optim2 out2 T0 T1");
     /* A gather waits for the part of the update that its unit is in: of four times three granules in chunks of four. */
     expect_part(tsr_plan_program(plan, step_end, TSR_PROGRAM_STEP_END), 0, 0);
     expect_part(tsr_plan_program(plan, step_end, TSR_PROGRAM_STEP_END), 1, 1);
@@ -191,6 +193,79 @@ static void test_offload(void **unused)
     assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
     model.saved_bytes[0] = 0;
     model.options.chunk_elements = 100;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+}
+
+static bool is_of(int event, int first, int count)
+{
+    return event >= first && event < first + count;
+}
+
+/* An op on the way of the optimizer's state waits for what it moves, and for its buffer, and for nothing else. */
+static void expect_state_waits(const tsr_plan *plan, const tsr_plan_op *op)
+{
+    int buffer = op->chunk < 0 ? -1 : op->chunk % plan->state_buffers;
+    bool in = op->kind == TSR_OP_LOAD_STATE, out = op->kind == TSR_OP_SAVE_STATE;
+    assert_int_equal(op->stream == TSR_STREAM_STATE_IN, in);
+    assert_int_equal(op->stream == TSR_STREAM_STATE_OUT, out);
+    for (int i = 0; i < op->wait_count; i++) {
+        int event = op->wait[i].event;
+        if (in)
+            assert_int_equal(event, TSR_EVENT_STORED + buffer);
+        else if (out)
+            assert_int_equal(event, TSR_EVENT_UPDATED + buffer);
+        else if (op->kind == TSR_OP_OPTIM)
+            assert_true(event == TSR_EVENT_CONTROLLED || event == TSR_EVENT_FETCHED + buffer);
+        else
+            assert_false(is_of(event, TSR_EVENT_FETCHED, 3 * TSR_STATE_BUFFERS));
+    }
+}
+
+/* Optimizer state on its way: both directions have streams of their own, on which nothing else waits behind it; the
+ * first chunks are under way before a backward begins, also where that is not the first micro-batch after the
+ * update; and of the next forward each unit waits for its own part alone. */
+static void test_state_travels(void **unused)
+{
+    (void)unused;
+    random_model model;
+    plain_model_make(&model, 4, 1, 1, TSR_HOME_HOST_FULL); /* each unit has two chunks */
+    model.options.chunk_elements = 3 * TSR_GRANULE_ELEMENTS;
+    model.options.state_buffers = 3;
+    for (int u = 0; u < 4; u++)
+        model.saved_bytes[u] = 1000;
+    tsr_plan *plan = compile(&model);
+    assert_int_equal(plan->chunk_count, 8);
+    assert_int_equal(plan->state_buffers, 3);
+    for (int i = 0; i < plan->program_count; i++)
+        for (int k = 0; k < plan->program[i].op_count; k++)
+            expect_state_waits(plan, &plan->program[i].op[k]);
+    int state = 0;
+    expect(plan, &state, TSR_PROGRAM_PROLOGUE, "C0");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "C1 N0 F0 S0 C2 N1 F1 S1 C3 N2 F2 C4 N3 F3 H4 in0 in1 in2 C2 B3 R3 C1 L1 B2 R2 C0 L0 "
+           "B1 R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_NEXT,
+           "F0 S0 C2 F1 S1 C3 F2 C4 F3 H4 C2 B3 R3 C1 L1 B2 R2 C0 L0 B1 R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_STEP_END,
+           "norm control word optim0 out0 in3 optim1 out1 in4 optim2 out2 in5 optim3 out3 in6 "
+           "optim4 out4 in7 optim5 out5 optim6 out6 optim7 out7");
+    int updated = state, uses = 0;
+    const tsr_program *next = tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST);
+    for (int k = 0; k < next->op_count; k++) {
+        const tsr_plan_op *op = &next->op[k];
+        for (int i = 0; i < op->wait_count; i++)
+            if (is_of(op->wait[i].event, TSR_EVENT_OPTIMIZED, TSR_OPTIM_PARTS)) {
+                assert_int_equal(op->wait[i].event - TSR_EVENT_OPTIMIZED, 2 * op->unit + 1);
+                uses++;
+            }
+    }
+    assert_int_equal(uses, 4);
+    expect(plan, &updated, TSR_PROGRAM_EVAL_FIRST, "N0 F0 C2 N1 F1 C3 N2 F2 C4 N3 F3 C0 H4");
+    expect(plan, &updated, TSR_PROGRAM_EVAL_END, "tally control word");
+    expect(plan, &updated, TSR_PROGRAM_TRAIN_NEXT,
+           "C1 F0 S0 C2 F1 S1 C3 F2 C4 F3 H4 in0 in1 in2 C2 B3 R3 C1 L1 B2 R2 C0 L0 B1 R1 B0 R0");
+    tsr_plan_destroy(plan);
+    model.options.state_buffers = TSR_STATE_BUFFERS + 1;
     assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
 }
 
@@ -440,7 +515,7 @@ static void test_ranks_agree(void **unused)
     expect_difference(&usual, &other, "unit 1, frozen tensor w");
     plain_model_make(&other, 3, 1, 3, TSR_HOME_SHARDED);
     other.options.chunk_elements = TSR_GRANULE_ELEMENTS;
-    expect_difference(&usual, &other, "of STEP_END");
+    expect_difference(&usual, &other, "of TRAIN_FIRST"); /* which fetches the first chunks */
     other.options.chunk_elements = 0;
     for (int u = 0; u < 3; u++)
         other.saved_bytes[u] = 100;
@@ -506,19 +581,14 @@ static void test_many_layers(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sharded),
-                                       cmocka_unit_test(test_many_layers),
-                                       cmocka_unit_test(test_homes),
-                                       cmocka_unit_test(test_kept),
-                                       cmocka_unit_test(test_offload),
-                                       cmocka_unit_test(test_lowest_backward),
-                                       cmocka_unit_test(test_stride),
-                                       cmocka_unit_test(test_fine_units),
-                                       cmocka_unit_test(test_coarse_units),
-                                       cmocka_unit_test(test_slots),
-                                       cmocka_unit_test(test_order_of_programs),
-                                       cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_print),
-                                       cmocka_unit_test(test_ranks_agree)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sharded),         cmocka_unit_test(test_many_layers),
+        cmocka_unit_test(test_homes),           cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_offload),         cmocka_unit_test(test_state_travels),
+        cmocka_unit_test(test_lowest_backward), cmocka_unit_test(test_stride),
+        cmocka_unit_test(test_fine_units),      cmocka_unit_test(test_coarse_units),
+        cmocka_unit_test(test_slots),           cmocka_unit_test(test_order_of_programs),
+        cmocka_unit_test(test_refused),         cmocka_unit_test(test_print),
+        cmocka_unit_test(test_ranks_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -153,6 +153,53 @@ static void test_reductions(void **unused)
     expect(s.exposed[TSR_CAUSE_OTHER], 66 - 47);
 }
 
+/* Three layers of two chunks of optimizer state each, and two buffers. The first layer's state is there when the norm
+ * is known. Then copies run both ways at once, each behind what leaves its buffer: chunk c + 2 arrives 2 copies after
+ * chunk c does. */
+static void test_state_travels(void **unused)
+{
+    (void)unused;
+    random_model model;
+    plain_model_make(&model, 3, 2, 1, TSR_HOME_SHARDED);
+    model.options.chunk_elements = 3 * TSR_GRANULE_ELEMENTS;
+    model.options.state_buffers = 2;
+    costs c = {
+        .kind = {[TSR_OP_COMPUTE] = 5, [TSR_OP_LOAD_STATE] = 2.5, [TSR_OP_SAVE_STATE] = 2.5}};
+    /* F1 wants chunk 3: 0 and 1 are stored at 2.5 and 5, 2 and 3 there at 5 and 7.5; 5 at 12.5. */
+    tsr_simulation s = simulate(&model, &c, 1);
+    expect(s.step, 8 * 5 + 2.5);
+    expect(s.exposed[TSR_CAUSE_OTHER], 2.5);
+    expect(s.busy[TSR_STREAM_STATE_IN], 6 * 2.5);
+    expect(s.busy[TSR_STREAM_STATE_OUT], 6 * 2.5);
+    /* With a buffer more, all that F1 wants is there one copy earlier. */
+    model.options.state_buffers = 3;
+    expect(simulate(&model, &c, 1).step, 8 * 5);
+    /* With buffers for all nothing comes from the host between two steps, whatever it takes. */
+    model.options.state_buffers = 6;
+    c.kind[TSR_OP_SAVE_STATE] = 4;
+    expect(simulate(&model, &c, 1).step, 8 * 5);
+    /* Ones that are slower than the forward bound it, not the sum of both ways: of 6 chunks 4 go behind the first
+     * copy out. */
+    model.options.state_buffers = 2;
+    c.kind[TSR_OP_LOAD_STATE] = c.kind[TSR_OP_SAVE_STATE] = 4;
+    expect(simulate(&model, &c, 1).exposed[TSR_CAUSE_OTHER], 4 + 4 * 4 - 2 * 5);
+}
+
+/* A frozen part that comes from the host beside the state has half of the link, and does not wait behind it. */
+static void test_link_is_shared(void **unused)
+{
+    (void)unused;
+    random_model model;
+    plain_model_make(&model, 3, 2, 1, TSR_HOME_HOST_FULL);
+    model.options.chunk_elements = 3 * TSR_GRANULE_ELEMENTS;
+    model.options.state_buffers = 2;
+    costs c = {.kind = {[TSR_OP_COMPUTE] = 5, [TSR_OP_H2D] = 2, [TSR_OP_LOAD_STATE] = 1}};
+    tsr_simulation s = simulate(&model, &c, 1);
+    expect(s.step, 8 * 5);
+    assert_true(s.busy[TSR_STREAM_H2D] > 6 * 2);
+    assert_true(s.busy[TSR_STREAM_H2D] < 6 * 2 + 6 * 1 + 1e-9);
+}
+
 /* Six gathers of 2 beside computation that they slow to the half: 1 more each. */
 static void test_slowed(void **unused)
 {
@@ -215,6 +262,8 @@ int main(void)
                                        cmocka_unit_test(test_copies_bound),
                                        cmocka_unit_test(test_one_rank),
                                        cmocka_unit_test(test_reductions),
+                                       cmocka_unit_test(test_state_travels),
+                                       cmocka_unit_test(test_link_is_shared),
                                        cmocka_unit_test(test_slowed),
                                        cmocka_unit_test(test_evaluation),
                                        cmocka_unit_test(test_any_plan)};

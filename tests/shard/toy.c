@@ -280,6 +280,7 @@ static tsr_status start(toy_rank *r)
                                  .delay_max_us = 120};
     TSR_TRY(tsr_device_create_cpu(&r->device, &device));
     TSR_TRY(tsr_streams_create(&r->streams, r->device, NULL));
+    TSR_TRY(tsr_streams_add_state(&r->streams));
     tsr_stream *comm = r->streams.stream[TSR_STREAM_COMM];
     TSR_TRY(tsr_comm_split(&r->shard, r->world, comm, rank / o->ranks));
     TSR_TRY(tsr_comm_split(&r->replica, r->world, comm, rank % o->ranks));

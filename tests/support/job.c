@@ -110,7 +110,7 @@ tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *s
         TSR_TRY(tsr_batch_fill(micro, batch, step, index));
         TSR_TRY(tsr_job_stage_micro(job, micro, &info, train));
         TSR_TRY(tsr_job_issue_micro(job, train));
-        TSR_TRY(tsr_streams_synchronize(&job->streams));
+        TSR_TRY(tsr_streams_synchronize(tsr_job_streams(job)));
         if (micro->token_count && seen)
             seen(user, job, micro, index);
     }
@@ -128,7 +128,7 @@ double *job_gradient(uint64_t *count, const tsr_job *job, int unit, int segment)
     double *out = calloc(*count, sizeof *out);
     assert_true(fixed && out);
     assert_true(span.first == 0 && span.real >= s->element_count);
-    assert_int_equal(tsr_streams_synchronize(&job->streams), TSR_OK);
+    assert_int_equal(tsr_streams_synchronize(tsr_job_streams(job)), TSR_OK);
     assert_int_equal(tsr_device_read(job->device, fixed, trainable->accumulator + span.begin,
                                      s->element_count * sizeof *fixed),
                      TSR_OK);
