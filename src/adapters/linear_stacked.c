@@ -1,6 +1,6 @@
 /*
  * linear_stacked.c: what the adapters of neighbouring ranges add to a linear, as one adapter of all their ranks
- * (kernels/low_rank_stack.h): five launches forward and seven backward, however many ranges there are. Range by range it is
+ * (kernels/low_rank_stack.h): beside the base's four launches forward and seven backward, however many ranges. Range by range it is
  * two and four each, of so few tokens that most of a GPU idles.
  *
  *     forward    A and B are stacked; low = x A^T, masked; z = low B^T
