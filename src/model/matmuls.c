@@ -221,11 +221,11 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model *model,
     kernels.fp8_gemm = note_fp8;
     kernels.low_rank_backward = note_low_rank_backward;
     noted = out;
+    *book = model->graphs;
     tsr_status status = list_norms(&l);
     if (status == TSR_OK)
         status = list_mixed(&l, shapes, count);
     bool more = search->doubted_count > 0;
-    *book = model->graphs;
     for (int pass = 0; more && status == TSR_OK; pass++) {
         more = take_candidates(book, search, pass);
         status = list_layers(&l, shapes, count);
