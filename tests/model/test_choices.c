@@ -22,15 +22,15 @@ enum { SHAPES = 16, MOST_MATMULS = 4096 };
 static tsr_layout_linear linears[LLAMA_LINEARS];
 static tsr_layout_unit units[2];
 static tsr_block block;
-static const tsr_layout layout = {.unit = units,
-                                  .layer_count = 1,
-                                  .chunk_count = 1,
-                                  .unit_count = 2,
-                                  .config = {.hidden_size = 4096,
-                                             .intermediate_size = 14336,
-                                             .head_count = 32,
-                                             .kv_head_count = 8,
-                                             .head_dim = 128}};
+static tsr_layout layout = {.unit = units,
+                            .layer_count = 1,
+                            .chunk_count = 1,
+                            .unit_count = 2,
+                            .config = {.hidden_size = 4096,
+                                       .intermediate_size = 14336,
+                                       .head_count = 32,
+                                       .kv_head_count = 8,
+                                       .head_dim = 128}};
 
 typedef struct {
     tsr_model model;
@@ -61,7 +61,8 @@ tsr_status __wrap_tsr_graph_time(tsr_graph_choice *out, const tsr_graph_bench *b
 tsr_status __wrap_tsr_stream_fill(tsr_stream *stream, void *to, uint8_t value, uint64_t bytes);
 tsr_status __wrap_tsr_stream_fill(tsr_stream *stream, void *to, uint8_t value, uint64_t bytes)
 {
-    (void)stream, (void)to, (void)value, (void)bytes;
+    (void)to, (void)value, (void)bytes;
+    assert_non_null(stream); /* what only lists has none */
     return TSR_OK;
 }
 
@@ -103,6 +104,7 @@ static run *new_run(tsr_stream *stream, tsr_graph_rule rule, const char *known, 
 {
     static tsr_kernels kernels;
     static const tsr_keep keep = TSR_KEEP_ALL;
+    static const tsr_model_adapter adapters[2] = {{.dropout = 0}, {.dropout = 0.1}};
     tsr_batch_shape shapes[SHAPES];
     run *r = calloc(1, sizeof *r);
     assert_non_null(r);
@@ -118,6 +120,7 @@ static run *new_run(tsr_stream *stream, tsr_graph_rule rule, const char *known, 
                                            .train = true,
                                            .step_micro = 4,
                                            .keep = &keep,
+                                           .adapter = adapters,
                                            .graph_rule = rule};
     assert_int_equal(tsr_model_programs(&r->programs, &r->model.options), TSR_OK);
     r->model.options.programs = r->programs;
@@ -233,6 +236,28 @@ static void test_fuller_cache(void **state)
     free_run(first);
 }
 
+/* Two adapters in a micro-batch, one of which leaves every other linear alone and has dropout: the matmuls of each
+ * alone, those of both, and the same list again. */
+static void test_mixed(void **state)
+{
+    (void)state;
+    tsr_layout_mixed mixed[LLAMA_LINEARS][2];
+    set_layer(16);
+    run *alone = new_run(stream, TSR_GRAPHS_TIMED, NULL, NULL, ROOM);
+    for (int i = 0; i < LLAMA_LINEARS; i++) {
+        mixed[i][0] = (tsr_layout_mixed){.r = 16, .scale = 2};
+        mixed[i][1] = (tsr_layout_mixed){.r = i % 2 ? 0 : 8, .scale = 1};
+        linears[i].mixed = mixed[i];
+    }
+    layout.mixed_count = 2;
+    run *first = new_run(stream, TSR_GRAPHS_TIMED, NULL, NULL, ROOM);
+    assert_true(first->matmuls > alone->matmuls);
+    expect_repeated(first, new_run(stream, TSR_GRAPHS_TIMED, text(&first->chosen), NULL, ROOM));
+    layout.mixed_count = 0;
+    free_run(first);
+    free_run(alone);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -254,6 +279,7 @@ int main(void)
         cmocka_unit_test(test_repeated),
         cmocka_unit_test(test_more_memory),
         cmocka_unit_test(test_fuller_cache),
+        cmocka_unit_test(test_mixed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
