@@ -53,17 +53,20 @@ static void call_blas(const tsr_gemm_block_args *b)
 #define NARROW_ROWS 4 /* rows whose sums stay in registers */
 #define NARROW_K    2048 /* rows of B turned into lines of NARROW at a time: 64 KiB */
 
-/* sum[row][lane] += a[row, k] line[k, lane]; rows beyond `rows` repeat the last one. */
-TSR_INLINE void narrow_rows(float sum[NARROW_ROWS][NARROW], const float *a, int64_t lda,
+typedef float narrow_lanes __attribute__((vector_size(4 * NARROW), aligned(4), may_alias));
+
+/* sum[row] += a[row, k] line[k]; rows beyond `rows` repeat the last one. */
+TSR_INLINE void narrow_rows(narrow_lanes sum[NARROW_ROWS], const float *a, int64_t lda,
                             int64_t rows, const float *line, int64_t k)
 {
     const float *row[NARROW_ROWS];
     for (int r = 0; r < NARROW_ROWS; r++)
         row[r] = a + tsr_min(r, rows - 1) * lda;
-    for (int64_t i = 0; i < k; i++)
+    for (int64_t i = 0; i < k; i++) {
+        const narrow_lanes b = *(const narrow_lanes *)(line + i * NARROW);
         for (int r = 0; r < NARROW_ROWS; r++)
-            for (int l = 0; l < NARROW; l++)
-                sum[r][l] += row[r][i] * line[i * NARROW + l];
+            sum[r] += row[r][i] * b;
+    }
 }
 
 /* C[m, n <= NARROW] = alpha A B + beta C; neither is transposed. */
@@ -77,7 +80,7 @@ TSR_CLONES static void multiply_narrow(const tsr_gemm_block_args *b)
             for (int l = 0; l < NARROW; l++)
                 line[i * NARROW + l] = l < b->n ? b->b[(first + i) * b->ldb + l] : 0;
         for (int64_t i = 0; i < b->m; i += NARROW_ROWS) {
-            float sum[NARROW_ROWS][NARROW] = {{0}};
+            narrow_lanes sum[NARROW_ROWS] = {{0}};
             int64_t rows = tsr_min(NARROW_ROWS, b->m - i);
             narrow_rows(sum, b->a + i * b->lda + first, b->lda, rows, line, k);
             for (int64_t r = 0; r < rows; r++)
