@@ -74,7 +74,10 @@ endif()
 target_compile_options(tsr_hardening INTERFACE $<$<COMPILE_LANGUAGE:C>:${flags}>)
 list(JOIN flags "," flags)
 target_compile_options(tsr_hardening INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${flags}>)
-target_link_options(tsr_hardening INTERFACE LINKER:-z,relro,-z,now,-z,noexecstack,-z,separate-code
+foreach(kind EXE SHARED MODULE) # here, as tests/CMakeLists.txt takes a linker that does not know it
+  string(APPEND CMAKE_${kind}_LINKER_FLAGS " -Wl,-z,separate-code")
+endforeach()
+target_link_options(tsr_hardening INTERFACE LINKER:-z,relro,-z,now,-z,noexecstack
   $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-pie>)
 # The sanitizers check more; without optimisation libc refuses. 3 needs glibc 2.35.
 if(NOT TSR_SANITIZE)
