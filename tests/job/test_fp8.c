@@ -26,11 +26,12 @@
 #define BEFORE   5e-3 /* on two backends: other sums, and so other codes beside a threshold; bf16 */
 #define AFTER    1e-2
 
-/* DoRA and LoRA: o_proj's gradient comes from elsewhere. Sanitizers are slow; there test_job_ranks has LoRA. */
+/* DoRA and LoRA: o_proj's gradient comes from elsewhere. Sanitizers are slow; there test_job_ranks has LoRA, and a step has
+ * half the rows. */
 #ifdef TSR_SANITIZED
-#define SEEDS 1
+enum { SEEDS = 1, ROWS = 2, EVAL_ROWS = 8 };
 #else
-#define SEEDS 2
+enum { SEEDS = 2, ROWS = 4, EVAL_ROWS = 32 };
 #endif
 static int steps = 12, seeds = SEEDS;
 
@@ -73,11 +74,11 @@ static losses held_out(const backend *on, const char *base_compute, const char *
              "eval_dataset: " EXAMPLES "/data/gsm8k_eval.jsonl\n"
              "max_eval_samples: %d\nmax_length: 1024\nassistant_only_loss: true\n"
              "lora_r: 8\nlora_alpha: 16\n%s\nlearning_rate: 2e-3\nlr_scheduler_type: cosine\n"
-             "warmup_steps: 10\nmax_steps: %d\nper_device_train_batch_size: 4\n"
-             "total_batch_size: 8\nseed: %d\nbackend: %s\ndtype: %s\nbase_compute: %s\n"
+             "warmup_steps: 10\nmax_steps: %d\nper_device_train_batch_size: %d\n"
+             "total_batch_size: %d\nseed: %d\nbackend: %s\ndtype: %s\nbase_compute: %s\n"
              "output_dir: %s\noverwrite_output_dir: true\n",
-             steps < 100 ? 32 : 400, adapter, steps, seed, on->name, on->dtype, base_compute,
-             scratch_path("out"));
+             steps < 100 ? EVAL_ROWS : 400, adapter, steps, ROWS, 2 * ROWS, seed, on->name,
+             on->dtype, base_compute, scratch_path("out"));
     need(tsr_job_create(&job, &options));
     need(tsr_job_start(job));
     losses out = {.before = evaluate(job)};
