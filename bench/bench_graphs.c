@@ -1,13 +1,16 @@
 /*
  * bench_graphs.c: a linear with its adapter by each of its graphs (src/adapters/graph.h), over ranks and
- * micro-batches, for the linears of an 8B model in bf16: what start-up chooses by measuring and what it
- * would take by price alone, against a fixed rule.
+ * micro-batches: what start-up chooses by measuring and what it would take by price alone, against a fixed rule.
  *
- *     bench_graphs [cpu]     JSON on stdout, a table on stderr
+ *     bench_graphs [BASE]     JSON on stdout, a table on stderr
  *
- * The fixed rule merges where 400 tokens >= r times the terms of a sum, and reads dY once from 16 M
- * elements on up to r 16: what was done before graphs were chosen. Times are of a forward and a backward
- * with dX, medians, the matmuls' kernels chosen as in a run. cpu: small ones in fp32, to try the program.
+ *     nf4     the linears of an 8B model on an NF4 base. The fixed rule merges where 400 tokens >= r times the terms of a
+ *             sum, and reads dY once from 16 M elements on up to r 16: what was done before graphs were chosen
+ *     bf16    those of Llama 7B, 8B and 13B on a plain base, as RunLoRA (arXiv 2312.03415) compares graphs: the fixed rule
+ *     fp32    is F1 and B1, what automatic differentiation of X W' + (X A') B' does
+ *     cpu     small ones in fp32, to try the program
+ *
+ * Times are of a forward and a backward with dX, medians, the matmuls' kernels chosen as in a run.
  */
 #include "adapters/graph_time.h"
 #include "base/clock.h"
@@ -94,7 +97,9 @@ static int list(tsr_graph_choice out[TSR_GRAPH_CHOICES], const tsr_graph_shape *
 
 static tsr_graph_choice fixed_rule(const tsr_graph_shape *s)
 {
-    bool merges = s->merges && s->tokens * 400 >= (s->backward ? s->out : s->in) * s->r;
+    if (!s->merges)
+        return (tsr_graph_choice){s->backward ? TSR_B1 : TSR_F1, false};
+    bool merges = s->tokens * 400 >= (s->backward ? s->out : s->in) * s->r;
     if (!s->backward)
         return (tsr_graph_choice){merges ? TSR_F2 : TSR_F1, false};
     return (tsr_graph_choice){merges ? TSR_B5 : TSR_B1,
@@ -103,7 +108,11 @@ static tsr_graph_choice fixed_rule(const tsr_graph_shape *s)
 
 typedef struct {
     double fixed, priced, chosen; /* seconds, both ways */
+    double ratio, best;           /* chosen over fixed up to MEAN_RANK: their sum, the least */
+    int count;
 } sums;
+
+#define MEAN_RANK 512
 
 /* One direction. Adds its times, and prints its choices. */
 static void measure(sums *sum, json_t *row, const tsr_graph_shape *shape)
@@ -151,6 +160,12 @@ static void run(sums *all, json_t *rows, tsr_graph_shape *shape)
     json_object_set_new(row, "of_fixed", json_real(one.chosen / one.fixed));
     fprintf(stderr, "  %.3f\n", one.chosen / one.fixed);
     json_array_append_new(rows, row);
+    if (shape->r <= MEAN_RANK) {
+        double ratio = one.chosen / one.fixed;
+        all->best = all->count && all->best < ratio ? all->best : ratio;
+        all->ratio += ratio;
+        all->count++;
+    }
     all->fixed += one.fixed;
     all->priced += one.priced;
     all->chosen += one.chosen;
@@ -159,16 +174,29 @@ static void run(sums *all, json_t *rows, tsr_graph_shape *shape)
 /* ---- all shapes ---- */
 
 typedef struct {
-    const char *name;
+    const char *base, *shapes;
     tsr_dtype dtype;
     const int64_t (*sides)[2], *tokens, *ranks; /* ends with 0 */
+    bool nf4, cpu;
 } grid;
 
 static const int64_t sides_8b[][2] = {
     {4096, 4096}, {4096, 1024}, {4096, 14336}, {14336, 4096}, {0}};
+static const int64_t sides_llama[][2] = {{4096, 4096},  {4096, 11008}, {11008, 4096},
+                                         {4096, 14336}, {14336, 4096}, {5120, 5120},
+                                         {5120, 13824}, {13824, 5120}, {0}};
 static const int64_t sides_small[][2] = {{128, 128}, {128, 64}, {0}};
 static const int64_t tokens_8b[] = {128, 512, 2048, 8192, 16384, 0}, tokens_small[] = {32, 128, 0};
+static const int64_t tokens_bf16[] = {2048, 8192, 0}, tokens_fp32[] = {2048, 0};
 static const int64_t ranks_8b[] = {8, 16, 64, 128, 384, 1024, 0}, ranks_small[] = {8, 64, 0};
+static const int64_t ranks_llama[] = {8, 16, 32, 64, 128, 256, 512, 1024, 0};
+
+static const grid grids[] = {
+    {"nf4", "8b", TSR_BF16, sides_8b, tokens_8b, ranks_8b, .nf4 = true},
+    {"bf16", "llama", TSR_BF16, sides_llama, tokens_bf16, ranks_llama},
+    {"fp32", "llama", TSR_F32, sides_llama, tokens_fp32, ranks_llama},
+    {"cpu", "small", TSR_F32, sides_small, tokens_small, ranks_small, .cpu = true},
+};
 
 /* Calls for each shape; with `rows` NULL only the largest scratch is looked for. */
 static uint64_t over(const grid *g, sums *all, json_t *rows)
@@ -183,7 +211,7 @@ static uint64_t over(const grid *g, sums *all, json_t *rows)
                                          .out = g->sides[side][1],
                                          .r = g->ranks[r],
                                          .dtype = g->dtype,
-                                         .merges = g->dtype == TSR_BF16};
+                                         .merges = g->nf4};
                 uint64_t bytes = tsr_graph_time_bytes(&shape);
                 most = bytes > most ? bytes : most;
                 if (rows)
@@ -194,6 +222,9 @@ static uint64_t over(const grid *g, sums *all, json_t *rows)
             fprintf(stderr, "%6d tokens, %d to %d: %.3f of the fixed rule's time, by price %.3f\n",
                     (int)g->tokens[t], (int)g->sides[side][0], (int)g->sides[side][1],
                     some.chosen / some.fixed, some.priced / some.fixed);
+            all->best = all->count && all->best < some.best ? all->best : some.best;
+            all->ratio += some.ratio;
+            all->count += some.count;
             all->fixed += some.fixed;
             all->priced += some.priced;
             all->chosen += some.chosen;
@@ -216,34 +247,51 @@ static void open_device(bool cuda)
     must(tsr_kernels_open(&kernels, device), "the kernels");
 }
 
+static const grid *grid_of(const char *base)
+{
+    for (size_t i = 0; i < sizeof grids / sizeof *grids; i++)
+        if (!strcmp(grids[i].base, base))
+            return &grids[i];
+    fprintf(stderr, "bench_graphs: no base %s: nf4, bf16, fp32 or cpu\n", base);
+    exit(64);
+}
+
+static void print(const grid *g, const sums *all, double seconds, json_t *rows)
+{
+    double mean = all->ratio / all->count;
+    fprintf(stderr,
+            "%s: %.3f of the fixed rule's time, by price %.3f; up to r %d %.3f in the mean, %.3f "
+            "at best; %.1f s\n",
+            g->base, all->chosen / all->fixed, all->priced / all->fixed, MEAN_RANK, mean, all->best,
+            seconds);
+    json_t *result = json_pack("{ss ss ss ss sf sf sf sf sf so}", "bench", "graphs", "base",
+                               g->base, "shapes", g->shapes, "device",
+                               tsr_device_description(device), "of_fixed", all->chosen / all->fixed,
+                               "priced_of_fixed", all->priced / all->fixed, "mean_of_fixed", mean,
+                               "best_of_fixed", all->best, "seconds", seconds, "rows", rows);
+    char *line = json_dumps(result, JSON_COMPACT | JSON_REAL_PRECISION(6));
+    puts(line);
+    free(line);
+    json_decref(result);
+}
+
 int main(int count, char **arguments)
 {
-    bool cuda = count < 2 || strcmp(arguments[1], "cpu") != 0;
-    const grid g = cuda ? (grid){"8b", TSR_BF16, sides_8b, tokens_8b, ranks_8b}
-                        : (grid){"small", TSR_F32, sides_small, tokens_small, ranks_small};
+    const grid *g = grid_of(count < 2 ? "nf4" : arguments[1]);
     tsr_arena *arena = NULL;
     sums all = {0};
     json_t *rows = json_array();
-    open_device(cuda);
-    uint64_t bytes = over(&g, &all, NULL);
-    bytes += cuda ? (uint64_t)1 << 30 : 0; /* matmuls are timed on several sets of operands */
+    open_device(!g->cpu);
+    uint64_t bytes = over(g, &all, NULL);
+    bytes += g->cpu ? 0 : (uint64_t)1 << 30; /* matmuls are timed on several sets of operands */
     must(tsr_arena_create(&arena, device, TSR_MEMORY_DEVICE, bytes), "memory");
     bench = (tsr_graph_bench){.kernels = kernels, .stream = stream, .scratch_bytes = bytes};
     must(tsr_arena_take(&bench.scratch, arena, "scratch", bytes), "memory");
     double begin = tsr_now();
     fprintf(stderr,
             "tokens     in    out     r   fixed, priced, chosen forward; the same backward\n");
-    over(&g, &all, rows);
-    fprintf(stderr, "all: %.3f of the fixed rule's time, by price %.3f; %.1f s\n",
-            all.chosen / all.fixed, all.priced / all.fixed, tsr_now() - begin);
-    json_t *result = json_pack("{ss ss ss sf sf sf so}", "bench", "graphs", "shapes", g.name,
-                               "device", tsr_device_description(device), "of_fixed",
-                               all.chosen / all.fixed, "priced_of_fixed", all.priced / all.fixed,
-                               "seconds", tsr_now() - begin, "rows", rows);
-    char *line = json_dumps(result, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    puts(line);
-    free(line);
-    json_decref(result);
+    over(g, &all, rows);
+    print(g, &all, tsr_now() - begin, rows);
     tsr_arena_destroy(arena);
     tsr_stream_destroy(stream);
     tsr_device_destroy(device);
