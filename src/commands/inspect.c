@@ -114,6 +114,10 @@ static void add_config(json_t *report, const tsr_peft_config *config)
     add_match(report, "target_modules", &config->target, config->all_linear);
     if (config->parameter.count)
         add_match(report, "target_parameters", &config->parameter, false);
+    if (config->save.count)
+        add_match(report, "modules_to_save", &config->save, false);
+    if (config->scores)
+        tsr_report_string(report, "task_type", "SEQ_CLS");
     if (config->exclude.count || config->exclude.regex)
         add_match(report, "exclude_modules", &config->exclude, false);
     if (config->layers_to_transform) {
@@ -134,8 +138,9 @@ static tsr_status add_adapter(json_t *report, const char *directory, json_t *row
     add_config(report, tsr_peft_config_of(peft));
     for (uint64_t i = 0; i < tsr_peft_module_count(peft); i++) {
         const tsr_peft_module *module = tsr_peft_module_at(peft, i);
-        const tsr_tensor *parts[] = {module->a, module->b, module->magnitude};
-        for (int p = 0; p < 3; p++) {
+        const tsr_tensor *parts[] = {module->a, module->b, module->magnitude, module->whole,
+                                     module->rows};
+        for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
             if (!parts[p])
                 continue;
             trainable += parts[p]->element_count;

@@ -179,6 +179,12 @@ static void test_adapter(void **state)
     is_int(r, "layers_to_transform.1", 4);
     is_int(r, "modules", 14);
     json_decref(r);
+    r = inspect(GOLDEN "/objectives/init/reward_r8_b");
+    is_text(r, "task_type", "SEQ_CLS");
+    is_text(r, "modules_to_save.1", "score");
+    is_int(r, "trainable_parameters", 224512); /* 256 of them the score's */
+    assert_int_equal(json_array_size(at(r, "tensors")), 85);
+    json_decref(r);
 }
 
 /* ---- runs ---- */
