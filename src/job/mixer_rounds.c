@@ -12,19 +12,46 @@ void tsr_mixer_begin_step(tsr_mixer *mixer, int adapter)
         job->issued < job->last_step ? tsr_batch_rows(job->inputs.batch, job->issued) : 0;
 }
 
-tsr_status tsr_mixer_take_work(tsr_mixer *mixer, int adapter)
+/* Neighbouring tensors that lie in both places as far apart are one piece. */
+typedef struct {
+    char *to;
+    const char *from;
+    uint64_t bytes;
+} piece_of_work;
+
+static tsr_status copy_piece(tsr_stream *stream, const piece_of_work *piece)
+{
+    return piece->bytes ? tsr_stream_copy(stream, piece->to, piece->from, piece->bytes) : TSR_OK;
+}
+
+/* An adapter's tensors of a unit follow one another in both plans (model/layout.c), so that a unit is one copy: each on its own
+ * they would be hundreds of launches a step. */
+static tsr_status take_unit(const tsr_mixer *mixer, int adapter, int unit)
 {
     const tsr_trainable *to = &mixer->own->decision.store.trainable;
     const tsr_trainable *from = &mixer->job[adapter]->decision.store.trainable;
     tsr_stream *stream = mixer->own->streams.stream[TSR_STREAM_OPTIM];
-    for (int u = 0; u < to->unit_count; u++)
-        for (int i = 0, number = 0; i < to->units[u].trainable.segment_count; i++) {
-            if (to->units[u].trainable.segment[i].adapter != adapter)
-                continue;
-            tsr_trainable_span own = tsr_trainable_at(to, u, i);
-            tsr_trainable_span its = tsr_trainable_at(from, u, number++);
-            TSR_TRY(tsr_stream_copy(stream, own.work, its.work, own.segment->shard_bytes));
+    piece_of_work piece = {0};
+    for (int i = 0, number = 0; i < to->units[unit].trainable.segment_count; i++) {
+        if (to->units[unit].trainable.segment[i].adapter != adapter)
+            continue;
+        tsr_trainable_span own = tsr_trainable_at(to, unit, i);
+        tsr_trainable_span its = tsr_trainable_at(from, unit, number++);
+        char *at = own.work;
+        const char *at_its = its.work;
+        if (!piece.bytes || at - piece.to != at_its - piece.from) {
+            TSR_TRY(copy_piece(stream, &piece));
+            piece = (piece_of_work){.to = at, .from = at_its};
         }
+        piece.bytes = (uint64_t)(at - piece.to) + own.segment->shard_bytes;
+    }
+    return copy_piece(stream, &piece);
+}
+
+tsr_status tsr_mixer_take_work(tsr_mixer *mixer, int adapter)
+{
+    for (int u = 0; u < mixer->own->decision.store.trainable.unit_count; u++)
+        TSR_TRY(take_unit(mixer, adapter, u));
     return TSR_OK;
 }
 
