@@ -40,7 +40,14 @@ static const shape shapes[] = {
     {"2 x 4096", 8192, 4096, 4096, 32, 8, 128},
     {"1 x 16384", 16384, 16384, 16384, 32, 8, 128},
     {"4 x 2048, latent", 8192, 2048, 2048, 32, 32, 192, 128},
+    {"1 x 32768", 32768, 32768, 32768, 32, 8, 128},
+    {"1 x 65536", 65536, 65536, 65536, 32, 8, 128},
+    {"1 x 131072", 131072, 131072, 131072, 32, 8, 128},
 };
+
+/* Of shapes from here on: fewer runs, and the cap of a run alone. */
+#define LONG      32768
+#define LONG_RUNS 3
 
 static int32_t values_of(const shape *s)
 {
@@ -147,7 +154,7 @@ static void make_job(job *j, const shape *s)
                                        .train = true};
     uint64_t workspace = workspace_bytes(j->bounds);
     need(tsr_arena_create(&j->arena, device, TSR_MEMORY_DEVICE,
-                          workspace + (uint64_t)(q * 8 + kv * 8) + (1 << 24)));
+                          workspace + (uint64_t)(q * 8 + kv * 8 + s->tokens * s->q_heads * 4) + (1 << 24)));
     int32_t *device_cu = take(j, (uint64_t)(documents + 1) * 4);
     need(tsr_device_write(device, device_cu, cu, (uint64_t)(documents + 1) * 4));
     tsr_attention_args f = {.q = take_random(j, q, host),
@@ -194,10 +201,12 @@ typedef tsr_status backward_function(tsr_stream *, const tsr_attention_backward_
 static double time_of(const job *j, forward_function *forward, backward_function *backward)
 {
     float times[MAX_REPEATS] = {0};
+    bool is_long = j->bounds.tokens >= LONG;
+    int runs = is_long && repeats > LONG_RUNS ? LONG_RUNS : repeats;
     cudaEvent_t begin, end;
     need(tsr_cuda_status(cudaEventCreate(&begin), "event"));
     need(tsr_cuda_status(cudaEventCreate(&end), "event"));
-    for (int i = -WARM_UP; i < repeats; i++) {
+    for (int i = is_long ? -1 : -WARM_UP; i < runs; i++) {
         need(tsr_cuda_status(cudaEventRecord(begin, tsr_stream_cuda(stream)), "record"));
         need(forward ? forward(stream, &j->forward) : backward(stream, &j->backward));
         need(tsr_cuda_status(cudaEventRecord(end, tsr_stream_cuda(stream)), "record"));
@@ -206,8 +215,8 @@ static double time_of(const job *j, forward_function *forward, backward_function
             need(tsr_cuda_status(cudaEventElapsedTime(&times[i], begin, end), "time"));
     }
     cudaEventDestroy(begin), cudaEventDestroy(end);
-    qsort(times, (size_t)repeats, sizeof *times, compare);
-    return (double)times[repeats / 2];
+    qsort(times, (size_t)runs, sizeof *times, compare);
+    return (double)times[runs / 2];
 }
 
 /* Values of dq that differ between two backwards, the most of REPEATS pairs. */
@@ -218,7 +227,7 @@ static int64_t differing(const job *j, backward_function *backward)
     int64_t most = 0;
     if (!one || !other)
         exit(1);
-    for (int i = 0; i <= REPEATS; i++) {
+    for (int i = 0; i <= (j->bounds.tokens >= LONG ? 1 : REPEATS); i++) {
         int64_t count = 0;
         need(backward(stream, &j->backward));
         need(tsr_stream_synchronize(stream));
@@ -269,11 +278,14 @@ static void run_shape(const shape *s)
     make_job(&j, s);
     tsr_attention_bounds bounds = j.bounds;
     uint64_t last = 0;
-    for (uint64_t cap = MOST_CAP; cap >= TSR_SDPA_CAP_BYTES / 8; cap /= 2)
+    bool is_long = s->tokens >= LONG;
+    for (uint64_t cap = is_long ? TSR_SDPA_CAP_BYTES : MOST_CAP;
+         cap >= TSR_SDPA_CAP_BYTES / (is_long ? 1 : 8); cap /= 2)
         last = run_cudnn(s, &j, "cudnn", bounds, cap, last);
     bounds.atomics = true;
     run_cudnn(s, &j, "cudnn, atomics", bounds, TSR_SDPA_CAP_BYTES, 0);
-    report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds), tsr_attention_own,
+    if (s->tokens <= 2 * LONG)
+        report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds), tsr_attention_own,
            tsr_attention_backward_own);
     need(tsr_stream_synchronize(stream));
     tsr_arena_destroy(j.arena);

@@ -7,7 +7,8 @@
  * one longest length. Lengths are data: lists on the device, made from cu_seqlens before each call.
  *
  * The deterministic backward writes dq without atomics, for which cuDNN keeps dS whole: documents x
- * heads x longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads.
+ * heads x longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads, and
+ * documents too long for either into tiles.
  *
  * Cost     4 D FLOPs forward, 10 D backward for each visible pair and query head, on tensor cores.
  */
@@ -15,7 +16,7 @@
 
 #include "base/dtype.h"
 #include "base/log.h"
-#include "kernels/attention_cudnn_graph.h"
+#include "kernels/attention_cudnn_tiles.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -34,6 +35,7 @@ struct tsr_sdpa_plans {
     tsr_attention_bounds bounds;
     tsr_sdpa_cut cut;
     tsr_sdpa_graph *forward, *backward; /* forward NULL: refused */
+    tsr_sdpa_graph *past;               /* of tiles before the diagonal, where there are tiles */
     int job;                            /* whose turn it was */
 };
 
@@ -125,26 +127,28 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     int64_t columns = (b->atomics ? 0 : cut->longest) +
                       (b->kv_heads < b->q_heads ? b->head_dim + v_dim_of(b) : 0);
     uint64_t pair = (uint64_t)cut->longest * (uint64_t)columns * 2;
-    /* The narrow cut says whether at all, so that which kernel runs, and with it the bits, does not depend on
-     * how much memory is left. Of documents too long for it a wider one does: without them the own kernel,
-     * less than half as fast, would be all there is. */
-    if (cut_pairs(cut, b, pairs_within(cap >> b->wider, pair)) && !has_few_launches(cut))
+    /* The narrow cut says whether at all and how, so that which kernel runs, and with it the bits, does not depend on
+     * how much memory is left. */
+    bool tiles = !cut_pairs(cut, b, pairs_within(cap >> b->wider, pair));
+    if (tiles ? !tsr_sdpa_cut_tiles(cut, b, cap >> b->wider) : !has_few_launches(cut))
         return false;
-    if (!cut_pairs(cut, b, pairs_within(cap, pair)) || !has_few_launches(cut))
-        return false;
+    if (!tiles)
+        cut_pairs(cut, b, pairs_within(cap, pair));
     uint64_t lists = list_bytes(cut->documents, cut->lists, cut->pieces);
     uint64_t rows = rounded((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float));
     cut->list_bytes = lists > cut->list_bytes ? lists : cut->list_bytes;
     cut->stats_bytes = cut->groups > 1 ? rows : 0;
     cut->delta_bytes = rows;
-    cut->sum_bytes = b->atomics ? rows * (uint64_t)b->head_dim : 0;
-    cut->plan_bytes += (uint64_t)cut->documents * (uint64_t)cut->heads * pair;
+    cut->sum_bytes = b->atomics && !tiles ? rows * (uint64_t)b->head_dim : 0;
+    if (!tiles)
+        cut->plan_bytes += (uint64_t)cut->documents * (uint64_t)cut->heads * pair;
     return true;
 }
 
 uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut)
 {
-    return cut->list_bytes + cut->stats_bytes + cut->delta_bytes + cut->sum_bytes + cut->plan_bytes;
+    return cut->list_bytes + cut->stats_bytes + cut->delta_bytes + cut->sum_bytes +
+           cut->tile_bytes + cut->plan_bytes;
 }
 
 /* ---- plans ---- */
@@ -157,18 +161,23 @@ static void free_graph(tsr_sdpa_graph *g)
     free(g);
 }
 
+typedef enum { FORWARD, BACKWARD, BACKWARD_PAST } direction;
+
 /* NULL, with a line in the log: cuDNN does not take it. */
-static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, bool backward)
+static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, direction way)
 {
     const tsr_attention_bounds *b = &plans->bounds;
     const tsr_sdpa_cut *cut = &plans->cut;
+    bool backward = way != FORWARD;
     tsr_sdpa_graph *g = calloc(1, sizeof *g);
     if (!g)
         return NULL;
     g->documents = backward ? cut->documents : b->documents;
     g->heads = backward ? cut->heads : b->q_heads;
     g->kv_heads = backward ? cut->kv_heads : b->kv_heads;
-    g->longest = cut->longest;
+    g->longest = backward && cut->span ? cut->span : cut->longest;
+    g->apart = backward && cut->span;
+    g->past = way == BACKWARD_PAST;
     g->dim = b->head_dim;
     g->q_row = (int64_t)b->q_heads * b->head_dim;
     g->kv_row = (int64_t)b->kv_heads * b->head_dim;
@@ -176,7 +185,7 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
     g->o_row = (int64_t)b->q_heads * g->v_dim;
     g->v_row = (int64_t)b->kv_heads * g->v_dim;
     g->stats_row = g->heads;
-    g->atomics = b->atomics;
+    g->atomics = b->atomics && !cut->span;
     if (backward)
         tsr_sdpa_graph_backward(g);
     else
@@ -204,10 +213,17 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
     return NULL;
 }
 
-static void free_plans(tsr_sdpa_plans *plans)
+static void free_graphs(tsr_sdpa_plans *plans)
 {
     free_graph(plans->forward);
     free_graph(plans->backward);
+    free_graph(plans->past);
+    plans->forward = plans->backward = plans->past = NULL;
+}
+
+static void free_plans(tsr_sdpa_plans *plans)
+{
+    free_graphs(plans);
     *plans = (tsr_sdpa_plans){0};
 }
 
@@ -234,13 +250,14 @@ tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *b
             return TSR_OK;
         }
     if (tsr_sdpa_cut_for(&plans.cut, bounds, cap)) {
-        plans.forward = new_graph(sdpa, &plans, false);
+        bool past = bounds->train && plans.cut.span;
+        plans.forward = new_graph(sdpa, &plans, FORWARD);
         if (plans.forward && bounds->train)
-            plans.backward = new_graph(sdpa, &plans, true);
-        if (bounds->train && !plans.backward) { /* both or none */
-            free_graph(plans.forward);
-            plans.forward = NULL;
-        }
+            plans.backward = new_graph(sdpa, &plans, BACKWARD);
+        if (plans.backward && past)
+            plans.past = new_graph(sdpa, &plans, BACKWARD_PAST);
+        if ((bounds->train && !plans.backward) || (past && !plans.past)) /* all or none */
+            free_graphs(&plans);
     } else {
         tsr_log(TSR_LOG_INFO,
                 "attention of head_dim %d in %s, documents of %lld tokens: the own kernel",
@@ -277,14 +294,6 @@ const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_sh
 
 /* ---- opening ---- */
 
-static tsr_status cudnn_failed(cudnnStatus_t status, const char *what)
-{
-    char reason[512] = "";
-    tsr_cudnn_lib.GetLastErrorString(reason, sizeof reason);
-    return tsr_fail(TSR_EDEVICE, "cuDNN %zu: %s: %s %s", tsr_cudnn_lib.GetVersion(), what,
-                    tsr_cudnn_lib.GetErrorString(status), reason);
-}
-
 /* What no cuDNN means: less speed. */
 static tsr_status do_without(const char *why)
 {
@@ -308,7 +317,7 @@ tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device)
         return TSR_OK;
     }
     free(sdpa);
-    cudnn_failed(status, "cudnnCreate");
+    tsr_sdpa_failed(status, "cudnnCreate");
     /* It is made of several files. */
     if (status == CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED ||
         status == CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH)
@@ -338,7 +347,7 @@ void tsr_sdpa_turn(tsr_sdpa *sdpa, int job)
 typedef struct {
     int32_t *lists;
     float *stats, *delta, *sum;
-    void *plan;
+    void *tiles, *plan;
 } parts;
 
 static tsr_status split_workspace(parts *out, const char *op, const tsr_sdpa_plans *plans,
@@ -354,80 +363,31 @@ static tsr_status split_workspace(parts *out, const char *op, const tsr_sdpa_pla
     out->stats = (float *)(at += cut->list_bytes);
     out->delta = (float *)(at += cut->stats_bytes);
     out->sum = (float *)(at += cut->delta_bytes);
-    out->plan = at + cut->sum_bytes;
+    out->tiles = at += cut->sum_bytes;
+    out->plan = at + cut->tile_bytes;
     return TSR_OK;
 }
 
-/* What an execution gets, by unique id. */
-typedef struct {
-    int64_t uid[TSR_UID_INSIDE];
-    void *pointer[TSR_UID_INSIDE];
-    int count;
-    float scale, one, hidden;
-} pack;
-
-static void give(pack *p, int64_t uid, const void *pointer)
-{
-    p->uid[p->count] = uid;
-    p->pointer[p->count++] = (void *)pointer;
-}
-
-static void give_lists(pack *p, const tsr_sdpa_cut *cut, const int32_t *lists, int64_t documents,
+static void give_lists(tsr_sdpa_pack *p, const tsr_sdpa_cut *cut, const int32_t *lists, int64_t documents,
                        int64_t piece)
 {
     const int32_t *list = lists + TSR_SDPA_LIST_AT(documents, cut->lists, piece, 0);
     int64_t next = TSR_SDPA_LIST_AT(documents, cut->lists, 0, 1);
-    give(p, TSR_UID_LENGTH_Q, list + TSR_SDPA_LENGTH * next);
-    give(p, TSR_UID_LENGTH_KV, list + TSR_SDPA_LENGTH * next);
-    give(p, TSR_UID_OFFSET_Q, list + TSR_SDPA_Q * next);
-    give(p, TSR_UID_OFFSET_KV, list + TSR_SDPA_KV * next);
-    give(p, TSR_UID_OFFSET_STATS, list + TSR_SDPA_STATS * next);
+    tsr_sdpa_give(p, TSR_UID_LENGTH_Q, list + TSR_SDPA_LENGTH * next);
+    tsr_sdpa_give(p, TSR_UID_LENGTH_KV, list + TSR_SDPA_LENGTH * next);
+    tsr_sdpa_give(p, TSR_UID_OFFSET_Q, list + TSR_SDPA_Q * next);
+    tsr_sdpa_give(p, TSR_UID_OFFSET_KV, list + TSR_SDPA_KV * next);
+    tsr_sdpa_give(p, TSR_UID_OFFSET_STATS, list + TSR_SDPA_STATS * next);
     if (cut->lists > TSR_SDPA_SAME_LISTS) {
-        give(p, TSR_UID_OFFSET_O, list + TSR_SDPA_O * next);
-        give(p, TSR_UID_OFFSET_V, list + TSR_SDPA_V * next);
+        tsr_sdpa_give(p, TSR_UID_OFFSET_O, list + TSR_SDPA_O * next);
+        tsr_sdpa_give(p, TSR_UID_OFFSET_V, list + TSR_SDPA_V * next);
     }
-    give(p, TSR_UID_SCALE, &p->scale);
-    give(p, TSR_UID_HIDDEN, &p->hidden);
-}
-
-static tsr_status execute(const tsr_sdpa *sdpa, const tsr_sdpa_graph *g, const pack *p,
-                          void *workspace)
-{
-    cudnnBackendDescriptor_t d = NULL;
-    for (int i = 0; i < p->count; i++)
-        if ((uintptr_t)p->pointer[i] % 16 && p->uid[i] < TSR_UID_SCALE)
-            return tsr_fail(TSR_EINVAL, "attention: tensor %d is at %p, not on 16 bytes",
-                            (int)p->uid[i], p->pointer[i]);
-    cudnnStatus_t status =
-        tsr_cudnn_lib.BackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &d);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS,
-                                                   CUDNN_TYPE_INT64, p->count, p->uid);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
-                                                   CUDNN_TYPE_VOID_PTR, p->count, p->pointer);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
-                                                   CUDNN_TYPE_VOID_PTR, 1, &workspace);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = tsr_cudnn_lib.BackendFinalize(d);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = tsr_cudnn_lib.BackendExecute(sdpa->handle, g->plan, d);
-    tsr_status result = status == CUDNN_STATUS_SUCCESS ? TSR_OK : cudnn_failed(status, "attention");
-    if (d)
-        tsr_cudnn_lib.BackendDestroyDescriptor(d);
-    return result;
 }
 
 static tsr_status use_stream(const tsr_sdpa *sdpa, const tsr_stream *stream)
 {
     cudnnStatus_t status = tsr_cudnn_lib.SetStream(sdpa->handle, tsr_stream_cuda(stream));
-    return status == CUDNN_STATUS_SUCCESS ? TSR_OK : cudnn_failed(status, "cudnnSetStream");
-}
-
-static pack new_pack(const tsr_attention_shape *shape)
-{
-    return (pack){.scale = tsr_attention_scale(shape), .one = 1, .hidden = -INFINITY};
+    return status == CUDNN_STATUS_SUCCESS ? TSR_OK : tsr_sdpa_failed(status, "cudnnSetStream");
 }
 
 tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
@@ -459,14 +419,15 @@ tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, t
                                                       .clear_bytes = {o_row * 2, s->q_heads * 4}}));
     if (s->documents == 0)
         return TSR_OK;
-    pack p = new_pack(s);
-    give(&p, TSR_UID_Q, a->q);
-    give(&p, TSR_UID_K, a->k);
-    give(&p, TSR_UID_V, a->v);
-    give(&p, TSR_UID_O, a->o);
-    give(&p, TSR_UID_STATS, a->lse);
+    tsr_sdpa_pack p;
+    tsr_sdpa_pack_begin(&p, s);
+    tsr_sdpa_give(&p, TSR_UID_Q, a->q);
+    tsr_sdpa_give(&p, TSR_UID_K, a->k);
+    tsr_sdpa_give(&p, TSR_UID_V, a->v);
+    tsr_sdpa_give(&p, TSR_UID_O, a->o);
+    tsr_sdpa_give(&p, TSR_UID_STATS, a->lse);
     give_lists(&p, &plans->cut, w.lists, b->documents, 0);
-    return execute(sdpa, plans->forward, &p, w.plan);
+    return tsr_sdpa_execute(sdpa->handle, plans->forward, &p, w.plan);
 }
 
 /* One launch: documents of the piece, heads of the group. */
@@ -480,23 +441,24 @@ static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pl
     int64_t q = (int64_t)group * cut->heads * s->head_dim,
             k = (int64_t)group * cut->kv_heads * s->head_dim;
     int64_t o = (int64_t)group * cut->heads * v_dim, v = (int64_t)group * cut->kv_heads * v_dim;
-    pack p = new_pack(s);
-    give(&p, TSR_UID_Q, (const uint16_t *)a->q + q);
-    give(&p, TSR_UID_K, (const uint16_t *)a->k + k);
-    give(&p, TSR_UID_V, (const uint16_t *)a->v + v);
-    give(&p, TSR_UID_O, (const uint16_t *)a->o + o);
-    give(&p, TSR_UID_D_O, (const uint16_t *)a->d_o + o);
-    give(&p, TSR_UID_DQ, (uint16_t *)a->dq + q);
-    give(&p, TSR_UID_DK, (uint16_t *)a->dk + k);
-    give(&p, TSR_UID_DV, (uint16_t *)a->dv + v);
-    give(&p, TSR_UID_STATS,
+    tsr_sdpa_pack p;
+    tsr_sdpa_pack_begin(&p, s);
+    tsr_sdpa_give(&p, TSR_UID_Q, (const uint16_t *)a->q + q);
+    tsr_sdpa_give(&p, TSR_UID_K, (const uint16_t *)a->k + k);
+    tsr_sdpa_give(&p, TSR_UID_V, (const uint16_t *)a->v + v);
+    tsr_sdpa_give(&p, TSR_UID_O, (const uint16_t *)a->o + o);
+    tsr_sdpa_give(&p, TSR_UID_D_O, (const uint16_t *)a->d_o + o);
+    tsr_sdpa_give(&p, TSR_UID_DQ, (uint16_t *)a->dq + q);
+    tsr_sdpa_give(&p, TSR_UID_DK, (uint16_t *)a->dk + k);
+    tsr_sdpa_give(&p, TSR_UID_DV, (uint16_t *)a->dv + v);
+    tsr_sdpa_give(&p, TSR_UID_STATS,
          cut->groups > 1 ? w->stats + (int64_t)group * s->tokens * cut->heads : a->lse);
-    give(&p, TSR_UID_DELTA, w->delta);
-    give(&p, TSR_UID_ONE, &p.one);
+    tsr_sdpa_give(&p, TSR_UID_DELTA, w->delta);
+    tsr_sdpa_give(&p, TSR_UID_ONE, &p.one);
     if (plans->bounds.atomics)
-        give(&p, TSR_UID_DQ_SUM, w->sum + q);
+        tsr_sdpa_give(&p, TSR_UID_DQ_SUM, w->sum + q);
     give_lists(&p, cut, w->lists, cut->documents, piece);
-    return execute(sdpa, plans->backward, &p, w->plan);
+    return tsr_sdpa_execute(sdpa->handle, plans->backward, &p, w->plan);
 }
 
 tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
@@ -519,7 +481,7 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
                                                   .tokens = s->tokens,
                                                   .document_count = s->documents,
                                                   .documents = (int32_t)cut->documents,
-                                                  .pieces = (int32_t)cut->pieces,
+                                                  .pieces = cut->span ? 0 : (int32_t)cut->pieces,
                                                   .kinds = cut->lists,
                                                   .q_row = q_row,
                                                   .kv_row = kv_row,
@@ -532,6 +494,17 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
                                                   .grouped = cut->groups > 1 ? w.stats : NULL,
                                                   .q_heads = s->q_heads,
                                                   .heads = cut->heads}));
+    if (cut->span && s->documents > 0)
+        return tsr_sdpa_backward_tiles(
+            &(tsr_sdpa_tiles){.handle = sdpa->handle,
+                              .diagonal = plans->backward,
+                              .past = plans->past,
+                              .cut = cut,
+                              .stats = cut->groups > 1 ? w.stats : a->lse,
+                              .delta = w.delta,
+                              .tiles = w.tiles,
+                              .plan = w.plan},
+            stream, a, &plans->bounds);
     for (int64_t piece = 0; piece * cut->documents < s->documents; piece++)
         for (int32_t group = 0; group < cut->groups; group++)
             TSR_TRY(backward_launch(sdpa, plans, &w, a, piece, group));

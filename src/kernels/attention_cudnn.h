@@ -30,7 +30,8 @@ tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_ba
 /* How a run's attention is cut into launches. The forward is one; the backward keeps every score of
  * its launch in bf16 (that is what makes it deterministic), and so is cut into `pieces` of at most
  * `documents` documents, and `groups` of `heads` query heads. With atomics it keeps dq in fp32 instead,
- * and is cut only where dk and dv of each query head need more than the cap. */
+ * and is cut only where dk and dv of each query head need more than the cap. A document too long for
+ * that is cut into tiles of `span` tokens (attention_cudnn_tiles.h). */
 typedef struct {
     int64_t longest; /* tokens of a document, rounded up */
     int64_t documents, pieces;
@@ -41,6 +42,8 @@ typedef struct {
     uint64_t delta_bytes;
     uint64_t sum_bytes;  /* dq in fp32, with atomics */
     uint64_t plan_bytes; /* what cuDNN may ask for */
+    int64_t span, rows, columns; /* of tiles: spans of queries, of keys for each; span 0: no tiles */
+    uint64_t tile_bytes;
 } tsr_sdpa_cut;
 
 /* What one launch may keep: 4 documents of 2048 tokens, 32 heads of 128; more where bounds are wider. */

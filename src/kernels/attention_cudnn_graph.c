@@ -10,6 +10,8 @@
  */
 #include "kernels/attention_cudnn_graph.h"
 
+#include <math.h>
+
 #define ALIGNMENT   16 /* bytes, of every tensor */
 #define MAX_ENGINES 8
 
@@ -261,6 +263,8 @@ static descriptor masked(graph *g, descriptor x)
     descriptor row_in = compare(g, CUDNN_POINTWISE_CMP_LT, row, g->length_q);
     descriptor column_in = compare(g, CUDNN_POINTWISE_CMP_LT, column, g->length_kv);
     x = choose(g, x, hidden, compare(g, CUDNN_POINTWISE_LOGICAL_AND, row_in, column_in));
+    if (g->past)
+        return x;
     row = index_of(g, x, 2, CUDNN_DATA_FLOAT);
     column = index_of(g, x, 3, CUDNN_DATA_FLOAT);
     return choose(g, x, hidden, compare(g, CUDNN_POINTWISE_CMP_GE, row, column));
@@ -279,10 +283,15 @@ static void lists(graph *g)
     g->offset_stats = tensor(g, TSR_UID_OFFSET_STATS, CUDNN_DATA_INT32, offsets, NULL);
     g->offset_o = g->offset_q;
     g->offset_v = g->offset_kv;
-    if (g->v_dim == g->dim)
+    if (g->v_dim != g->dim) {
+        g->offset_o = tensor(g, TSR_UID_OFFSET_O, CUDNN_DATA_INT32, offsets, NULL);
+        g->offset_v = tensor(g, TSR_UID_OFFSET_V, CUDNN_DATA_INT32, offsets, NULL);
+    }
+    if (!g->apart)
         return;
-    g->offset_o = tensor(g, TSR_UID_OFFSET_O, CUDNN_DATA_INT32, offsets, NULL);
-    g->offset_v = tensor(g, TSR_UID_OFFSET_V, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_dq = tensor(g, TSR_UID_OFFSET_DQ, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_dk = tensor(g, TSR_UID_OFFSET_DK, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_dv = tensor(g, TSR_UID_OFFSET_DV, CUDNN_DATA_INT32, offsets, NULL);
 }
 
 static descriptor q_like(graph *g, int64_t uid)
@@ -307,6 +316,30 @@ static descriptor v_like(graph *g, int64_t uid, bool transpose)
 {
     layout l = token_rows(g, g->kv_heads, g->v_row, g->v_dim);
     return tensor(g, uid, CUDNN_DATA_BFLOAT16, transpose ? transposed(l) : l, g->offset_v);
+}
+
+/* `row` and `offset` are those of the tensor that the gradient is of, which lies as that does, or apart. */
+static descriptor gradient_of(graph *g, int64_t uid, int64_t heads, int64_t dim, int64_t row,
+                              descriptor offset)
+{
+    const descriptor apart[] = {g->offset_dq, g->offset_dk, g->offset_dv};
+    layout l = token_rows(g, heads, g->apart ? heads * dim : row, dim);
+    return tensor(g, uid, CUDNN_DATA_BFLOAT16, l, g->apart ? apart[uid - TSR_UID_DQ] : offset);
+}
+
+static descriptor dq_of(graph *g)
+{
+    return gradient_of(g, TSR_UID_DQ, g->heads, g->dim, g->q_row, g->offset_q);
+}
+
+static descriptor dk_of(graph *g)
+{
+    return gradient_of(g, TSR_UID_DK, g->kv_heads, g->dim, g->kv_row, g->offset_kv);
+}
+
+static descriptor dv_of(graph *g)
+{
+    return gradient_of(g, TSR_UID_DV, g->kv_heads, g->v_dim, g->v_row, g->offset_v);
 }
 
 static descriptor stats_like(graph *g, int64_t uid)
@@ -370,17 +403,17 @@ void tsr_sdpa_graph_backward(graph *g)
     s = pointwise(g, CUDNN_POINTWISE_MUL, s, scale, scores(g));
     s = masked(g, pointwise(g, CUDNN_POINTWISE_SUB, s, stats_like(g, TSR_UID_STATS), scores(g)));
     descriptor p = pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, scores(g));
-    key_gradient(g, flipped(g, p), d_o, v_like(g, TSR_UID_DV, false), g->v_dim);
+    key_gradient(g, flipped(g, p), d_o, dv_of(g), g->v_dim);
 
     descriptor dp = matmul(g, d_o, v, scores(g), g->length_q, g->length_kv, NULL);
     descriptor ds = pointwise(g, CUDNN_POINTWISE_SUB, dp, delta, scores(g));
     ds = pointwise(g, CUDNN_POINTWISE_MUL, ds, p, scores(g));
     ds = pointwise(g, CUDNN_POINTWISE_MUL, ds, scale, scores(g));
-    key_gradient(g, flipped(g, ds), q, k_like(g, TSR_UID_DK, false), g->dim);
+    key_gradient(g, flipped(g, ds), q, dk_of(g), g->dim);
 
     descriptor upright =
         tensor(g, 0, CUDNN_DATA_FLOAT, token_rows(g, g->kv_heads, g->kv_row, g->dim), g->offset_kv);
-    descriptor dq = q_like(g, TSR_UID_DQ), sum_dq = dq;
+    descriptor dq = dq_of(g), sum_dq = dq;
     if (g->atomics)
         sum_dq = tensor(g, TSR_UID_DQ_SUM, CUDNN_DATA_FLOAT,
                         token_rows(g, g->heads, g->q_row, g->dim), g->offset_q);
@@ -444,4 +477,57 @@ void tsr_sdpa_graph_clear(graph *g)
 {
     while (g->made_count > 0)
         tsr_cudnn_lib.BackendDestroyDescriptor(g->made[--g->made_count]);
+}
+
+/* ---- execution ---- */
+
+tsr_status tsr_sdpa_failed(cudnnStatus_t status, const char *what)
+{
+    char reason[512] = "";
+    tsr_cudnn_lib.GetLastErrorString(reason, sizeof reason);
+    return tsr_fail(TSR_EDEVICE, "cuDNN %zu: %s: %s %s", tsr_cudnn_lib.GetVersion(), what,
+                    tsr_cudnn_lib.GetErrorString(status), reason);
+}
+
+void tsr_sdpa_give(tsr_sdpa_pack *pack, int64_t uid, const void *pointer)
+{
+    pack->uid[pack->count] = uid;
+    pack->pointer[pack->count++] = (void *)pointer;
+}
+
+void tsr_sdpa_pack_begin(tsr_sdpa_pack *pack, const tsr_attention_shape *shape)
+{
+    *pack = (tsr_sdpa_pack){.scale = tsr_attention_scale(shape), .one = 1, .hidden = -INFINITY};
+    tsr_sdpa_give(pack, TSR_UID_SCALE, &pack->scale);
+    tsr_sdpa_give(pack, TSR_UID_HIDDEN, &pack->hidden);
+}
+
+tsr_status tsr_sdpa_execute(cudnnHandle_t handle, const graph *g, const tsr_sdpa_pack *pack,
+                            void *workspace)
+{
+    descriptor d = NULL;
+    for (int i = 0; i < pack->count; i++)
+        if ((uintptr_t)pack->pointer[i] % ALIGNMENT && pack->uid[i] < TSR_UID_SCALE)
+            return tsr_fail(TSR_EINVAL, "attention: tensor %d is at %p, not on 16 bytes",
+                            (int)pack->uid[i], pack->pointer[i]);
+    cudnnStatus_t status =
+        tsr_cudnn_lib.BackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &d);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS,
+                                                   CUDNN_TYPE_INT64, pack->count, pack->uid);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
+                                                   CUDNN_TYPE_VOID_PTR, pack->count, pack->pointer);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
+                                                   CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = tsr_cudnn_lib.BackendFinalize(d);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = tsr_cudnn_lib.BackendExecute(handle, g->plan, d);
+    tsr_status result =
+        status == CUDNN_STATUS_SUCCESS ? TSR_OK : tsr_sdpa_failed(status, "attention");
+    if (d)
+        tsr_cudnn_lib.BackendDestroyDescriptor(d);
+    return result;
 }

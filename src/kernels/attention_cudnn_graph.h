@@ -1,6 +1,6 @@
 /*
- * kernels/attention_cudnn_graph.h: one launch of attention as a graph of cuDNN's operations, and its
- * plan. Inside attention_cudnn*.c only.
+ * kernels/attention_cudnn_graph.h: one launch of attention as a graph of cuDNN's operations, its plan,
+ * and its execution. Inside attention_cudnn*.c only.
  */
 #ifndef TSR_KERNELS_ATTENTION_CUDNN_GRAPH_H
 #define TSR_KERNELS_ATTENTION_CUDNN_GRAPH_H
@@ -9,6 +9,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "kernels/attention.h"
 
 /* Unique ids of what an execution gives pointers to; of the last three, host pointers to a float. */
 enum {
@@ -30,6 +32,9 @@ enum {
     TSR_UID_OFFSET_STATS,
     TSR_UID_OFFSET_O,
     TSR_UID_OFFSET_V,
+    TSR_UID_OFFSET_DQ, /* these three where gradients lie apart */
+    TSR_UID_OFFSET_DK,
+    TSR_UID_OFFSET_DV,
     TSR_UID_SCALE,
     TSR_UID_ONE,
     TSR_UID_HIDDEN, /* the score of a pair that is not seen */
@@ -44,6 +49,8 @@ typedef struct {
     int64_t documents, heads, kv_heads, longest, dim, v_dim; /* of one launch */
     int64_t q_row, kv_row, stats_row, o_row, v_row;          /* elements from token to token */
     bool atomics; /* dq is added up in fp32, in any order */
+    bool apart;   /* dq, dk, dv lie in rows of the launch's heads alone, with offsets of their own */
+    bool past;    /* every key is one of an earlier token than every query's: nothing is hidden */
 
     cudnnBackendDescriptor_t plan;
     int64_t workspace_bytes;
@@ -55,6 +62,7 @@ typedef struct {
     int64_t next_uid;
     cudnnBackendDescriptor_t length_q, length_kv, offset_q, offset_kv, offset_stats;
     cudnnBackendDescriptor_t offset_o, offset_v; /* those of q and kv, where heads have one size */
+    cudnnBackendDescriptor_t offset_dq, offset_dk, offset_dv;
 } tsr_sdpa_graph;
 
 void tsr_sdpa_graph_forward(tsr_sdpa_graph *g);
@@ -65,5 +73,26 @@ void tsr_sdpa_graph_plan(tsr_sdpa_graph *g, cudnnHandle_t handle, uint64_t most)
 
 /* Frees descriptors and plan; not *g. */
 void tsr_sdpa_graph_clear(tsr_sdpa_graph *g);
+
+/* ---- execution ---- */
+
+/* What an execution gets, by unique id. */
+typedef struct {
+    int64_t uid[TSR_UID_INSIDE];
+    void *pointer[TSR_UID_INSIDE];
+    int count;
+    float scale, one, hidden;
+} tsr_sdpa_pack;
+
+/* The scalars are given with their pack's address, so a pack stays where it is. */
+void tsr_sdpa_pack_begin(tsr_sdpa_pack *pack, const tsr_attention_shape *shape);
+void tsr_sdpa_give(tsr_sdpa_pack *pack, int64_t uid, const void *pointer);
+
+/* TSR_EINVAL: a tensor that is not on 16 bytes. */
+tsr_status tsr_sdpa_execute(cudnnHandle_t handle, const tsr_sdpa_graph *g,
+                            const tsr_sdpa_pack *pack, void *workspace);
+
+/* TSR_EDEVICE, with what cuDNN says of it. */
+tsr_status tsr_sdpa_failed(cudnnStatus_t status, const char *what);
 
 #endif

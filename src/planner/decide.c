@@ -497,8 +497,8 @@ static bool moves(const tsr_decision *d, const tsr_choice *c)
 
 /* Where no unit moves and memory is left, attention's backward over long documents runs in fewer launches, which
  * is faster: 1 x 8192 tokens of an 8B layer in 3.4 ms with 2.1 GiB, 4.0 with 1.0; one of 2048 with 60 of 102 in
- * 1.1 ms with 4.5 GiB, 1.4 with 1.1 (h200_attention.json). The bits are the same: whether cuDNN runs it at all is
- * judged without this, but for documents of more than some 18000 tokens (kernels/attention_cudnn.c). */
+ * 1.1 ms with 4.5 GiB, 1.4 with 1.1 (h200_attention.json). The bits are the same: which kernel runs it, and how, is
+ * judged without this (kernels/attention_cudnn.c). */
 static tsr_status widen_attention(tsr_decision *d, const contest *k, tsr_choice *c)
 {
     uint64_t bytes = tsr_decide_bytes(d), room = room_for_residents(d, k->inputs);

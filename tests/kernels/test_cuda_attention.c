@@ -341,6 +341,7 @@ typedef struct {
     int64_t tokens, documents, longest; /* bounds above the case's own; 0: its own */
     int launches;                       /* of the backward; 0: as few as there can be */
     bool atomics;
+    int64_t span; /* of tiles; 0: none */
 } cudnn_case;
 
 static const cudnn_case cudnn_cases[] = {
@@ -372,6 +373,19 @@ static const cudnn_case cudnn_cases[] = {
     {{600, 2, 16, 4, 128, 0, {300, 257}, 0, 0, 0, 0, 2}, 0, 0, 0, 4},
     {{400, 0, 8, 2, 128, 0, {0}, 0, 0, 0, 0, 2}, 0, 10, 300, 0},
     {{700, 10, 8, 1, 64, 0, ODD_LENGTHS, 0, 0, 0, 0, 3}, 0, 0, 0, 0, true},
+    /* tiles: whole spans, a rest, several documents, unused ones, other heads, sinks, padding only */
+    {{1024, 1, 8, 2, 128, 0, {1024}}, 0, 0, 0, 0, false, 256},
+    {{1010, 1, 8, 2, 128, 0, {1001}}, 0, 0, 0, 0, false, 128},
+    {{1401, 4, 8, 2, 128, 0, {300, 0, 1000, 1}}, 0, 0, 0, 0, false, 256},
+    {{1400, 2, 16, 4, 96, 0, {300, 1000}}, 2000, 3, 1100, 0, false, 256},
+    {{700, 1, 8, 8, 64, 0, {700}}, 0, 0, 0, 0, false, 128},
+    {{900, 2, 8, 8, 192, 0, {129, 770}, 0, 0, 0.1f, 128}, 0, 0, 0, 0, false, 256},
+    {{900, 2, 8, 1, 64, 0, {700, 200}, 0, 0, 0, 0, 3}, 0, 0, 0, 0, false, 256},
+    {{400, 0, 8, 2, 128, 0, {0}}, 0, 3, 400, 0, false, 128},
+    {{700, 1, 8, 8, 128, 0, {700}}, 0, 0, 0, 0, false, 128},
+    {{700, 1, 8, 8, 64, 0, {700}}, 0, 0, 0, 0, false, 256},
+    {{700, 1, 8, 2, 64, 0, {700}}, 0, 0, 0, 0, false, 128},
+    {{700, 1, 8, 8, 128, 0, {700}}, 0, 0, 0, 0, false, 256},
 };
 
 static tsr_attention_bounds bounds_of(const cudnn_case *c)
@@ -404,6 +418,19 @@ static uint64_t cap_for(const tsr_attention_bounds *bounds, int launches)
     return cap;
 }
 
+/* The largest cap that makes tiles of at most `span`. */
+static uint64_t cap_for_tiles(const tsr_attention_bounds *bounds, int64_t span)
+{
+    uint64_t cap = TSR_SDPA_CAP_BYTES;
+    tsr_sdpa_cut cut;
+    do {
+        cap -= cap / 16 + 1;
+        assert_true(tsr_sdpa_cut_for(&cut, bounds, cap));
+    } while (!cut.span || cut.span > span);
+    assert_int_equal(cut.span, span);
+    return cap;
+}
+
 static tsr_sdpa *open_sdpa(void)
 {
     tsr_sdpa *sdpa = tsr_kernels_kept(rig.stream)->sdpa;
@@ -419,7 +446,7 @@ static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
     problem p;
     tsr_sdpa_cut cut;
     tsr_attention_bounds bounds = bounds_of(c);
-    uint64_t cap = cap_for(&bounds, c->launches);
+    uint64_t cap = c->span ? cap_for_tiles(&bounds, c->span) : cap_for(&bounds, c->launches);
     assert_true(tsr_sdpa_cut_for(&cut, &bounds, cap));
     RUN(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
     tsr_attention_shape shape = shape_of(&c->c, &(operands){.dtype = TSR_BF16});
@@ -569,6 +596,34 @@ static void workspaces_are_bounded(void **state)
     }
 }
 
+/* Documents of any length: what a launch keeps does not grow with them. */
+static void tiles_are_bounded(void **state)
+{
+    (void)state;
+    open_sdpa();
+    for (int64_t longest = 32768; longest < 400000; longest *= 2) {
+        tsr_attention_bounds b = {.tokens = longest,
+                                  .documents = 1,
+                                  .longest = longest,
+                                  .q_heads = 32,
+                                  .kv_heads = 8,
+                                  .head_dim = 128,
+                                  .dtype = TSR_BF16,
+                                  .train = true};
+        tsr_sdpa_cut cut;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_int_equal(cut.span, 8192);
+        assert_int_equal(cut.rows, longest / 8192);
+        assert_int_equal(cut.columns, longest / 8192);
+        assert_true(cut.plan_bytes <= TSR_SDPA_CAP_BYTES + (2 << 20));
+        /* sums of dk and dv of two key heads, lse by groups, delta */
+        assert_true(cut.tile_bytes <= (uint64_t)longest * 2 * 2 * 128 * 4 + (64 << 20));
+        assert_true(rig.kernels->attention_workspace_bytes(&b) == tsr_sdpa_workspace_bytes(&cut));
+        b.documents = 3000; /* too many for tiles */
+        assert_false(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+    }
+}
+
 /* ---- refusals ---- */
 
 static void bad_arguments_are_refused(void **state)
@@ -609,6 +664,7 @@ int main(void)
         cmocka_unit_test(other_values_pass_cudnn_by),
         cmocka_unit_test(cuts_give_the_same_bits),
         cmocka_unit_test(workspaces_are_bounded),
+        cmocka_unit_test(tiles_are_bounded),
         cmocka_unit_test(bad_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);

@@ -289,7 +289,7 @@ static tsr_attention_bounds bounds_of(size_t i, int wider, bool atomics)
                                   .wider = wider};
 }
 
-/* Memory that is left makes fewer launches, and changes nothing else but for documents that fit in no other way. */
+/* Memory that is left makes fewer launches, and changes nothing else. */
 static void attention_runs_in_the_same_kernel(void **state)
 {
     (void)state;
@@ -303,11 +303,14 @@ static void attention_runs_in_the_same_kernel(void **state)
         for (int wider = 1; wider <= 2; wider++) {
             b = bounds_of(i / 2, wider, i % 2);
             bool also = tsr_sdpa_cut_for(&wide, &b, TSR_SDPA_CAP(&b));
-            if (runs || b.longest <= (b.q_heads == 8 * b.kv_heads ? 12800 : 18000))
-                assert_int_equal(also, runs);
-            if (runs)
-                assert_true(wide.pieces * wide.groups <= cut.pieces * cut.groups);
+            assert_int_equal(also, runs);
+            if (!runs)
+                continue;
+            assert_int_equal(wide.span, cut.span);
+            assert_true(wide.pieces * wide.groups <= cut.pieces * cut.groups);
         }
+        if (b.longest > 18000) /* in tiles, but for dq that is added up by atomics */
+            assert_true(runs && (i % 2 ? !cut.span : cut.span == 8192));
         if (i / 2 < 2 || i % 2) /* the first two are long enough for its launches to pay */
             assert_true(runs);
     }
