@@ -232,6 +232,18 @@ static tsr_status run_round(tsr_mixer *mixer)
     return TSR_OK;
 }
 
+/* What the rounds of one adapter's step have completed of others is updated along with it: its own steps would each begin while
+ * the device has nothing to do. */
+static tsr_status update_complete(tsr_mixer *mixer)
+{
+    for (int k = 0; k < mixer->count; k++) {
+        const tsr_job *job = mixer->job[k];
+        if (!mixer->left[k] && job->issued == job->done && job->issued < job->last_step)
+            TSR_TRY(update(mixer, k));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_mixer_check(const tsr_job *job)
 {
     const tsr_mixer *mixer = tsr_job_base_of(job)->mixer;
@@ -253,7 +265,7 @@ tsr_status tsr_mixer_step(tsr_job *job)
     double before = tsr_now();
     while (mixer->left[k])
         TSR_TRY(run_round(mixer));
-    TSR_TRY(update(mixer, k));
+    TSR_TRY(update_complete(mixer));
     job->issue_s = tsr_now() - before;
     return TSR_OK;
 }
