@@ -137,8 +137,8 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     uint64_t lists = list_bytes(cut->documents, cut->lists, cut->pieces);
     uint64_t rows = rounded((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float));
     cut->list_bytes = lists > cut->list_bytes ? lists : cut->list_bytes;
-    cut->stats_bytes = cut->groups > 1 ? rows : 0;
-    cut->delta_bytes = rows;
+    cut->stats_bytes = cut->groups > 1 && !tiles ? rows : 0;
+    cut->delta_bytes = tiles ? 0 : rows;
     cut->sum_bytes = b->atomics && !tiles ? rows * (uint64_t)b->head_dim : 0;
     if (!tiles)
         cut->plan_bytes += (uint64_t)cut->documents * (uint64_t)cut->heads * pair;
@@ -176,14 +176,16 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
     g->heads = backward ? cut->heads : b->q_heads;
     g->kv_heads = backward ? cut->kv_heads : b->kv_heads;
     g->longest = backward && cut->span ? cut->span : cut->longest;
-    g->apart = backward && cut->span;
     g->past = way == BACKWARD_PAST;
     g->dim = b->head_dim;
-    g->q_row = (int64_t)b->q_heads * b->head_dim;
-    g->kv_row = (int64_t)b->kv_heads * b->head_dim;
+    bool copied = backward && cut->span; /* rows are of the heads of a launch alone */
+    int64_t row_heads = copied ? g->heads : b->q_heads;
+    int64_t row_kv_heads = copied ? g->kv_heads : b->kv_heads;
+    g->q_row = row_heads * b->head_dim;
+    g->kv_row = row_kv_heads * b->head_dim;
     g->v_dim = v_dim_of(b);
-    g->o_row = (int64_t)b->q_heads * g->v_dim;
-    g->v_row = (int64_t)b->kv_heads * g->v_dim;
+    g->o_row = row_heads * g->v_dim;
+    g->v_row = row_kv_heads * g->v_dim;
     g->stats_row = g->heads;
     g->atomics = b->atomics && !cut->span;
     if (backward)
@@ -491,7 +493,7 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
                                                   .clear = {a->dq, a->dk, a->dv},
                                                   .clear_bytes = {q_row * 2, kv_row * 2, v_row * 2},
                                                   .stats = a->lse,
-                                                  .grouped = cut->groups > 1 ? w.stats : NULL,
+                                                  .grouped = cut->stats_bytes ? w.stats : NULL,
                                                   .q_heads = s->q_heads,
                                                   .heads = cut->heads}));
     if (cut->span && s->documents > 0)
@@ -500,8 +502,6 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
                               .diagonal = plans->backward,
                               .past = plans->past,
                               .cut = cut,
-                              .stats = cut->groups > 1 ? w.stats : a->lse,
-                              .delta = w.delta,
                               .tiles = w.tiles,
                               .plan = w.plan},
             stream, a, &plans->bounds);

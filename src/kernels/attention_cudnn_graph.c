@@ -283,15 +283,10 @@ static void lists(graph *g)
     g->offset_stats = tensor(g, TSR_UID_OFFSET_STATS, CUDNN_DATA_INT32, offsets, NULL);
     g->offset_o = g->offset_q;
     g->offset_v = g->offset_kv;
-    if (g->v_dim != g->dim) {
-        g->offset_o = tensor(g, TSR_UID_OFFSET_O, CUDNN_DATA_INT32, offsets, NULL);
-        g->offset_v = tensor(g, TSR_UID_OFFSET_V, CUDNN_DATA_INT32, offsets, NULL);
-    }
-    if (!g->apart)
+    if (g->v_dim == g->dim)
         return;
-    g->offset_dq = tensor(g, TSR_UID_OFFSET_DQ, CUDNN_DATA_INT32, offsets, NULL);
-    g->offset_dk = tensor(g, TSR_UID_OFFSET_DK, CUDNN_DATA_INT32, offsets, NULL);
-    g->offset_dv = tensor(g, TSR_UID_OFFSET_DV, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_o = tensor(g, TSR_UID_OFFSET_O, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_v = tensor(g, TSR_UID_OFFSET_V, CUDNN_DATA_INT32, offsets, NULL);
 }
 
 static descriptor q_like(graph *g, int64_t uid)
@@ -316,30 +311,6 @@ static descriptor v_like(graph *g, int64_t uid, bool transpose)
 {
     layout l = token_rows(g, g->kv_heads, g->v_row, g->v_dim);
     return tensor(g, uid, CUDNN_DATA_BFLOAT16, transpose ? transposed(l) : l, g->offset_v);
-}
-
-/* `row` and `offset` are those of the tensor that the gradient is of, which lies as that does, or apart. */
-static descriptor gradient_of(graph *g, int64_t uid, int64_t heads, int64_t dim, int64_t row,
-                              descriptor offset)
-{
-    const descriptor apart[] = {g->offset_dq, g->offset_dk, g->offset_dv};
-    layout l = token_rows(g, heads, g->apart ? heads * dim : row, dim);
-    return tensor(g, uid, CUDNN_DATA_BFLOAT16, l, g->apart ? apart[uid - TSR_UID_DQ] : offset);
-}
-
-static descriptor dq_of(graph *g)
-{
-    return gradient_of(g, TSR_UID_DQ, g->heads, g->dim, g->q_row, g->offset_q);
-}
-
-static descriptor dk_of(graph *g)
-{
-    return gradient_of(g, TSR_UID_DK, g->kv_heads, g->dim, g->kv_row, g->offset_kv);
-}
-
-static descriptor dv_of(graph *g)
-{
-    return gradient_of(g, TSR_UID_DV, g->kv_heads, g->v_dim, g->v_row, g->offset_v);
 }
 
 static descriptor stats_like(graph *g, int64_t uid)
@@ -403,17 +374,17 @@ void tsr_sdpa_graph_backward(graph *g)
     s = pointwise(g, CUDNN_POINTWISE_MUL, s, scale, scores(g));
     s = masked(g, pointwise(g, CUDNN_POINTWISE_SUB, s, stats_like(g, TSR_UID_STATS), scores(g)));
     descriptor p = pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, scores(g));
-    key_gradient(g, flipped(g, p), d_o, dv_of(g), g->v_dim);
+    key_gradient(g, flipped(g, p), d_o, v_like(g, TSR_UID_DV, false), g->v_dim);
 
     descriptor dp = matmul(g, d_o, v, scores(g), g->length_q, g->length_kv, NULL);
     descriptor ds = pointwise(g, CUDNN_POINTWISE_SUB, dp, delta, scores(g));
     ds = pointwise(g, CUDNN_POINTWISE_MUL, ds, p, scores(g));
     ds = pointwise(g, CUDNN_POINTWISE_MUL, ds, scale, scores(g));
-    key_gradient(g, flipped(g, ds), q, dk_of(g), g->dim);
+    key_gradient(g, flipped(g, ds), q, k_like(g, TSR_UID_DK, false), g->dim);
 
     descriptor upright =
         tensor(g, 0, CUDNN_DATA_FLOAT, token_rows(g, g->kv_heads, g->kv_row, g->dim), g->offset_kv);
-    descriptor dq = dq_of(g), sum_dq = dq;
+    descriptor dq = q_like(g, TSR_UID_DQ), sum_dq = dq;
     if (g->atomics)
         sum_dq = tensor(g, TSR_UID_DQ_SUM, CUDNN_DATA_FLOAT,
                         token_rows(g, g->heads, g->q_row, g->dim), g->offset_q);

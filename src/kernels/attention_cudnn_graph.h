@@ -32,9 +32,6 @@ enum {
     TSR_UID_OFFSET_STATS,
     TSR_UID_OFFSET_O,
     TSR_UID_OFFSET_V,
-    TSR_UID_OFFSET_DQ, /* these three where gradients lie apart */
-    TSR_UID_OFFSET_DK,
-    TSR_UID_OFFSET_DV,
     TSR_UID_SCALE,
     TSR_UID_ONE,
     TSR_UID_HIDDEN, /* the score of a pair that is not seen */
@@ -49,7 +46,6 @@ typedef struct {
     int64_t documents, heads, kv_heads, longest, dim, v_dim; /* of one launch */
     int64_t q_row, kv_row, stats_row, o_row, v_row;          /* elements from token to token */
     bool atomics; /* dq is added up in fp32, in any order */
-    bool apart;   /* dq, dk, dv lie in rows of the launch's heads alone, with offsets of their own */
     bool past;    /* every key is one of an earlier token than every query's: nothing is hidden */
 
     cudnnBackendDescriptor_t plan;
@@ -62,7 +58,6 @@ typedef struct {
     int64_t next_uid;
     cudnnBackendDescriptor_t length_q, length_kv, offset_q, offset_kv, offset_stats;
     cudnnBackendDescriptor_t offset_o, offset_v; /* those of q and kv, where heads have one size */
-    cudnnBackendDescriptor_t offset_dq, offset_dk, offset_dv;
 } tsr_sdpa_graph;
 
 void tsr_sdpa_graph_forward(tsr_sdpa_graph *g);

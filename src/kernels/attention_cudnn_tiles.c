@@ -42,26 +42,48 @@ static bool cut_heads(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t
     return true;
 }
 
-static uint64_t shares_bytes(const tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t rows)
+/* ---- the workspace ---- */
+
+/* The rows of a tile for the heads of a group, its shares, and their sums. */
+typedef struct {
+    tsr_sdpa_tile *tile;
+    void *q, *o, *d_o, *k, *v;
+    float *stats, *delta;
+    tsr_sdpa_share dq, dk, dv;
+    uint64_t bytes;
+} places;
+
+/* Takes the next bytes; begin NULL: they are only counted. */
+static void *take(places *p, char *begin, int64_t rows, int64_t columns, uint64_t element)
 {
-    uint64_t kv = (uint64_t)cut->kv_heads * sizeof(uint16_t);
-    uint64_t v_dim = (uint64_t)tsr_attention_v_dim(b->v_dim, b->head_dim);
-    return rounded(rows * (uint64_t)cut->heads * (uint64_t)b->head_dim * sizeof(uint16_t)) +
-           rounded(rows * kv * (uint64_t)b->head_dim) + rounded(rows * kv * v_dim);
+    char *taken = begin ? begin + p->bytes : NULL;
+    p->bytes += rounded((uint64_t)rows * (uint64_t)columns * element);
+    return taken;
 }
 
-static uint64_t sums_bytes(const tsr_sdpa_cut *cut, const tsr_attention_bounds *b)
+static places lay_out(char *begin, const tsr_sdpa_cut *cut, const tsr_attention_bounds *b)
 {
-    uint64_t tokens = (uint64_t)b->tokens, kv = (uint64_t)cut->kv_heads * sizeof(float);
-    uint64_t v_dim = (uint64_t)tsr_attention_v_dim(b->v_dim, b->head_dim);
-    return rounded((uint64_t)cut->span * (uint64_t)cut->heads * (uint64_t)b->head_dim *
-                   sizeof(float)) +
-           rounded(tokens * kv * (uint64_t)b->head_dim) + rounded(tokens * kv * v_dim);
-}
-
-static uint64_t list_bytes(const tsr_sdpa_cut *cut)
-{
-    return rounded((uint64_t)cut->rows * (uint64_t)cut->columns * sizeof(tsr_sdpa_tile));
+    int32_t dim = b->head_dim, v_dim = tsr_attention_v_dim(b->v_dim, dim);
+    int32_t q = cut->heads * dim, k = cut->kv_heads * dim, v = cut->kv_heads * v_dim;
+    int64_t span = cut->span, tokens = b->tokens;
+    places p = {.dq = {.width = q, .out_row = b->q_heads * dim},
+                .dk = {.width = k, .out_row = b->kv_heads * dim},
+                .dv = {.width = v, .out_row = b->kv_heads * v_dim}};
+    p.tile = take(&p, begin, cut->rows, cut->columns, sizeof *p.tile);
+    p.q = take(&p, begin, span, q, sizeof(uint16_t));
+    p.o = take(&p, begin, span, cut->heads * v_dim, sizeof(uint16_t));
+    p.d_o = take(&p, begin, span, cut->heads * v_dim, sizeof(uint16_t));
+    p.k = take(&p, begin, span, k, sizeof(uint16_t));
+    p.v = take(&p, begin, span, v, sizeof(uint16_t));
+    p.stats = take(&p, begin, span, cut->heads, sizeof(float));
+    p.delta = take(&p, begin, span, cut->heads, sizeof(float));
+    p.dq.share = take(&p, begin, span, q, sizeof(uint16_t));
+    p.dk.share = take(&p, begin, span, k, sizeof(uint16_t));
+    p.dv.share = take(&p, begin, span, v, sizeof(uint16_t));
+    p.dq.sum = take(&p, begin, span, q, sizeof(float));
+    p.dk.sum = take(&p, begin, tokens, k, sizeof(float));
+    p.dv.sum = take(&p, begin, tokens, v, sizeof(float));
+    return p;
 }
 
 bool tsr_sdpa_cut_tiles(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t cap)
@@ -75,8 +97,7 @@ bool tsr_sdpa_cut_tiles(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64
     if (cut->rows * cut->columns > INT32_MAX ||
         (b->documents - 1) * cut->columns * cut->groups > MAX_EMPTY)
         return false;
-    cut->tile_bytes =
-        list_bytes(cut) + shares_bytes(cut, b, (uint64_t)cut->span) + sums_bytes(cut, b);
+    cut->tile_bytes = lay_out(NULL, cut, b).bytes;
     cut->plan_bytes += (uint64_t)cut->heads * head_bytes(b, cut->span);
     return true;
 }
@@ -86,102 +107,97 @@ bool tsr_sdpa_cut_tiles(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64
 typedef struct {
     const tsr_sdpa_tiles *t;
     const tsr_attention_backward_args *a;
-    tsr_sdpa_tile *tile;
-    tsr_sdpa_share dq, dk, dv;
+    places at;
+    int32_t v_dim;
 } work;
-
-/* Takes the next bytes. */
-static void *take(char **at, int64_t count, uint64_t element)
-{
-    void *taken = *at;
-    *at += rounded((uint64_t)count * element);
-    return taken;
-}
-
-static int32_t v_dim_of(const tsr_attention_shape *s)
-{
-    return tsr_attention_v_dim(s->v_dim, s->head_dim);
-}
-
-static work begin(const tsr_sdpa_tiles *t, const tsr_attention_backward_args *a,
-                  const tsr_attention_bounds *bounds)
-{
-    const tsr_sdpa_cut *cut = t->cut;
-    const tsr_attention_shape *s = &a->shape;
-    int32_t v_dim = v_dim_of(s);
-    char *at = t->tiles;
-    work w = {.t = t,
-              .a = a,
-              .dq = {.width = cut->heads * s->head_dim, .out_row = s->q_heads * s->head_dim},
-              .dk = {.width = cut->kv_heads * s->head_dim, .out_row = s->kv_heads * s->head_dim},
-              .dv = {.width = cut->kv_heads * v_dim, .out_row = s->kv_heads * v_dim}};
-    w.tile = take(&at, cut->rows * cut->columns, sizeof *w.tile);
-    w.dq.share = take(&at, cut->span * w.dq.width, sizeof(uint16_t));
-    w.dk.share = take(&at, cut->span * w.dk.width, sizeof(uint16_t));
-    w.dv.share = take(&at, cut->span * w.dv.width, sizeof(uint16_t));
-    w.dq.sum = take(&at, cut->span * w.dq.width, sizeof(float));
-    w.dk.sum = take(&at, bounds->tokens * w.dk.width, sizeof(float));
-    w.dv.sum = take(&at, bounds->tokens * w.dv.width, sizeof(float));
-    return w;
-}
 
 static tsr_status write_tiles(const work *w, tsr_stream *stream)
 {
     const tsr_sdpa_cut *cut = w->t->cut;
-    const tsr_attention_shape *s = &w->a->shape;
-    return tsr_sdpa_tiling_cuda(stream, &(tsr_sdpa_tiling){.tile = w->tile,
-                                                           .cu_seqlens = s->cu_seqlens,
-                                                           .documents = s->documents,
-                                                           .span = (int32_t)cut->span,
-                                                           .rows = (int32_t)cut->rows,
-                                                           .columns = (int32_t)cut->columns,
-                                                           .q_row = w->dq.out_row,
-                                                           .kv_row = w->dk.out_row,
-                                                           .stats_row = cut->heads,
-                                                           .o_row = s->q_heads * v_dim_of(s),
-                                                           .v_row = w->dv.out_row,
-                                                           .dq_row = w->dq.width,
-                                                           .dk_row = w->dk.width,
-                                                           .dv_row = w->dv.width});
+    return tsr_sdpa_tiling_cuda(stream,
+                                &(tsr_sdpa_tiling){.tile = w->at.tile,
+                                                   .cu_seqlens = w->a->shape.cu_seqlens,
+                                                   .documents = w->a->shape.documents,
+                                                   .span = (int32_t)cut->span,
+                                                   .rows = (int32_t)cut->rows,
+                                                   .columns = (int32_t)cut->columns,
+                                                   .q_row = w->at.dq.width,
+                                                   .kv_row = w->at.dk.width,
+                                                   .stats_row = cut->heads,
+                                                   .o_row = cut->heads * w->v_dim,
+                                                   .v_row = w->at.dv.width});
+}
+
+/* The group's columns of `from`, `columns` of `all`. */
+static tsr_sdpa_rows rows_of(void *to, const void *from, int32_t group, int32_t columns,
+                             int32_t all, int32_t element)
+{
+    return (tsr_sdpa_rows){.from = (const char *)from + (int64_t)group * columns * element,
+                           .to = to,
+                           .width = columns * element,
+                           .from_row = all * element};
+}
+
+static tsr_status copy_queries(const work *w, tsr_stream *stream, const tsr_sdpa_tile *tile,
+                               int32_t group)
+{
+    const tsr_attention_backward_args *a = w->a;
+    const places *at = &w->at;
+    int32_t heads = w->t->cut->heads, all = a->shape.q_heads, o = heads * w->v_dim;
+    return tsr_sdpa_copy_cuda(
+        stream,
+        &(tsr_sdpa_copy){.tile = tile,
+                         .rows = {rows_of(at->q, a->q, group, at->dq.width, at->dq.out_row, 2),
+                                  rows_of(at->o, a->o, group, o, all * w->v_dim, 2),
+                                  rows_of(at->d_o, a->d_o, group, o, all * w->v_dim, 2),
+                                  rows_of(at->stats, a->lse, group, heads, all, sizeof(float))},
+                         .count = 4,
+                         .span = (int32_t)w->t->cut->span});
+}
+
+static tsr_status copy_keys(const work *w, tsr_stream *stream, const tsr_sdpa_tile *tile,
+                            int32_t group)
+{
+    const tsr_attention_backward_args *a = w->a;
+    const places *at = &w->at;
+    return tsr_sdpa_copy_cuda(
+        stream,
+        &(tsr_sdpa_copy){.tile = tile,
+                         .rows = {rows_of(at->k, a->k, group, at->dk.width, at->dk.out_row, 2),
+                                  rows_of(at->v, a->v, group, at->dv.width, at->dv.out_row, 2)},
+                         .count = 2,
+                         .span = (int32_t)w->t->cut->span,
+                         .keys = true});
 }
 
 static void give_lists(tsr_sdpa_pack *p, const tsr_sdpa_cut *cut, const tsr_sdpa_tile *tile)
 {
-    static const struct {
-        int64_t uid;
-        tsr_tile_list list;
-    } lists[] = {{TSR_UID_LENGTH_Q, TSR_TILE_LENGTH_Q},   {TSR_UID_LENGTH_KV, TSR_TILE_LENGTH_KV},
-                 {TSR_UID_OFFSET_Q, TSR_TILE_Q},          {TSR_UID_OFFSET_KV, TSR_TILE_KV},
-                 {TSR_UID_OFFSET_STATS, TSR_TILE_STATS},  {TSR_UID_OFFSET_DQ, TSR_TILE_DQ},
-                 {TSR_UID_OFFSET_DK, TSR_TILE_DK},        {TSR_UID_OFFSET_DV, TSR_TILE_DV},
-                 {TSR_UID_OFFSET_O, TSR_TILE_O},          {TSR_UID_OFFSET_V, TSR_TILE_V}};
-    int count = (int)(sizeof lists / sizeof *lists) - (cut->lists == TSR_SDPA_SAME_LISTS ? 2 : 0);
+    static const int64_t uid[] = {TSR_UID_LENGTH_Q,  TSR_UID_LENGTH_KV,    TSR_UID_OFFSET_Q,
+                                  TSR_UID_OFFSET_KV, TSR_UID_OFFSET_STATS, TSR_UID_OFFSET_O,
+                                  TSR_UID_OFFSET_V};
+    int count = cut->lists == TSR_SDPA_SAME_LISTS ? TSR_TILE_O : TSR_TILE_LISTS;
     for (int i = 0; i < count; i++)
-        tsr_sdpa_give(p, lists[i].uid, tile->list[lists[i].list]);
+        tsr_sdpa_give(p, uid[i], tile->list[i]);
 }
 
-/* cuDNN's launch of a tile, for a group of heads. */
-static tsr_status launch(const work *w, const tsr_sdpa_tile *tile, bool diagonal, int32_t group)
+/* cuDNN's launch of a tile. */
+static tsr_status launch(const work *w, const tsr_sdpa_tile *tile, bool diagonal)
 {
-    const tsr_sdpa_cut *cut = w->t->cut;
-    const tsr_attention_backward_args *a = w->a;
-    int64_t q = (int64_t)group * w->dq.width, k = (int64_t)group * w->dk.width;
-    int64_t o = (int64_t)group * cut->heads * v_dim_of(&a->shape), v = (int64_t)group * w->dv.width;
+    const places *at = &w->at;
     tsr_sdpa_pack p;
-    tsr_sdpa_pack_begin(&p, &a->shape);
-    tsr_sdpa_give(&p, TSR_UID_Q, (const uint16_t *)a->q + q);
-    tsr_sdpa_give(&p, TSR_UID_K, (const uint16_t *)a->k + k);
-    tsr_sdpa_give(&p, TSR_UID_V, (const uint16_t *)a->v + v);
-    tsr_sdpa_give(&p, TSR_UID_O, (const uint16_t *)a->o + o);
-    tsr_sdpa_give(&p, TSR_UID_D_O, (const uint16_t *)a->d_o + o);
-    tsr_sdpa_give(&p, TSR_UID_DQ, w->dq.share);
-    tsr_sdpa_give(&p, TSR_UID_DK, w->dk.share);
-    tsr_sdpa_give(&p, TSR_UID_DV, w->dv.share);
-    tsr_sdpa_give(&p, TSR_UID_STATS,
-                  w->t->stats + (int64_t)group * a->shape.tokens * cut->heads);
-    tsr_sdpa_give(&p, TSR_UID_DELTA, w->t->delta);
+    tsr_sdpa_pack_begin(&p, &w->a->shape);
+    tsr_sdpa_give(&p, TSR_UID_Q, at->q);
+    tsr_sdpa_give(&p, TSR_UID_K, at->k);
+    tsr_sdpa_give(&p, TSR_UID_V, at->v);
+    tsr_sdpa_give(&p, TSR_UID_O, at->o);
+    tsr_sdpa_give(&p, TSR_UID_D_O, at->d_o);
+    tsr_sdpa_give(&p, TSR_UID_STATS, at->stats);
+    tsr_sdpa_give(&p, TSR_UID_DELTA, at->delta);
+    tsr_sdpa_give(&p, TSR_UID_DQ, at->dq.share);
+    tsr_sdpa_give(&p, TSR_UID_DK, at->dk.share);
+    tsr_sdpa_give(&p, TSR_UID_DV, at->dv.share);
     tsr_sdpa_give(&p, TSR_UID_ONE, &p.one);
-    give_lists(&p, cut, tile);
+    give_lists(&p, w->t->cut, tile);
     return tsr_sdpa_execute(w->t->handle, diagonal ? w->t->diagonal : w->t->past, &p, w->t->plan);
 }
 
@@ -192,16 +208,27 @@ static tsr_sdpa_share of_group(tsr_sdpa_share share, void *out, int32_t group)
     return share;
 }
 
-static tsr_status run_tile(const work *w, tsr_stream *stream, int64_t row, int64_t back,
-                           int32_t group)
+static tsr_status run_tile(const work *w, tsr_stream *stream, const tsr_sdpa_tile *tile,
+                           bool diagonal, int32_t group)
 {
-    const tsr_sdpa_tile *tile = w->tile + row * w->t->cut->columns + back;
-    TSR_TRY(launch(w, tile, back == 0, group));
+    TSR_TRY(copy_keys(w, stream, tile, group));
+    TSR_TRY(launch(w, tile, diagonal));
     return tsr_sdpa_add_cuda(stream, &(tsr_sdpa_add){.tile = tile,
-                                                     .dq = of_group(w->dq, w->a->dq, group),
-                                                     .dk = of_group(w->dk, w->a->dk, group),
-                                                     .dv = of_group(w->dv, w->a->dv, group),
+                                                     .dq = of_group(w->at.dq, w->a->dq, group),
+                                                     .dk = of_group(w->at.dk, w->a->dk, group),
+                                                     .dv = of_group(w->at.dv, w->a->dv, group),
                                                      .span = (int32_t)w->t->cut->span});
+}
+
+/* A span of queries has at most those spans of keys before it that the micro-batch has. */
+static tsr_status run_row(const work *w, tsr_stream *stream, int64_t row, int32_t group)
+{
+    const tsr_sdpa_cut *cut = w->t->cut;
+    const tsr_sdpa_tile *tile = w->at.tile + row * cut->columns;
+    TSR_TRY(copy_queries(w, stream, tile, group));
+    for (int64_t back = row < cut->columns ? row : cut->columns - 1; back >= 0; back--)
+        TSR_TRY(run_tile(w, stream, tile + back, back == 0, group));
+    return TSR_OK;
 }
 
 tsr_status tsr_sdpa_backward_tiles(const tsr_sdpa_tiles *tiles, tsr_stream *stream,
@@ -209,12 +236,13 @@ tsr_status tsr_sdpa_backward_tiles(const tsr_sdpa_tiles *tiles, tsr_stream *stre
                                    const tsr_attention_bounds *bounds)
 {
     const tsr_sdpa_cut *cut = tiles->cut;
-    work w = begin(tiles, args, bounds);
+    work w = {.t = tiles,
+              .a = args,
+              .at = lay_out(tiles->tiles, cut, bounds),
+              .v_dim = tsr_attention_v_dim(bounds->v_dim, bounds->head_dim)};
     TSR_TRY(write_tiles(&w, stream));
-    /* A span of queries has at most those keys before it that the micro-batch has. */
     for (int32_t group = 0; group < cut->groups; group++)
         for (int64_t row = 0; row < cut->rows; row++)
-            for (int64_t back = row < cut->columns ? row : cut->columns - 1; back >= 0; back--)
-                TSR_TRY(run_tile(&w, stream, row, back, group));
+            TSR_TRY(run_row(&w, stream, row, group));
     return TSR_OK;
 }

@@ -9,6 +9,9 @@
  *
  * Which tokens a tile has is known on the device alone (cu_seqlens). What the host launches follows from the bounds: for each
  * span of queries of a micro-batch as many tiles as it can have at most. Those that it has not are empty.
+ *
+ * A tile's rows are copied together before its launch. cuDNN could read them where they lie, but where there are as many key
+ * heads as query heads it (9.14) then takes the offsets of queries and of keys for the same.
  */
 #ifndef TSR_KERNELS_ATTENTION_CUDNN_TILES_H
 #define TSR_KERNELS_ATTENTION_CUDNN_TILES_H
@@ -27,9 +30,6 @@ typedef enum {
     TSR_TILE_STATS,
     TSR_TILE_O,
     TSR_TILE_V,
-    TSR_TILE_DQ,
-    TSR_TILE_DK,
-    TSR_TILE_DV,
     TSR_TILE_LISTS
 } tsr_tile_list;
 
@@ -51,11 +51,29 @@ typedef struct {
     const int32_t *cu_seqlens;
     int32_t documents;
     int32_t span, rows, columns;
-    int32_t q_row, kv_row, stats_row, o_row, v_row; /* elements of a token */
-    int32_t dq_row, dk_row, dv_row;                 /* of the shares */
+    int32_t q_row, kv_row, stats_row, o_row, v_row; /* elements of a token, copied together */
 } tsr_sdpa_tiling;
 
 tsr_status tsr_sdpa_tiling_cuda(tsr_stream *stream, const tsr_sdpa_tiling *tiling);
+
+/* `width` bytes of each row, a multiple of 16. */
+typedef struct {
+    const void *from; /* rows of from_row bytes */
+    void *to;         /* [span, width] */
+    int32_t width, from_row;
+} tsr_sdpa_rows;
+
+#define TSR_SDPA_COPIES 4
+
+/* The rows of a tile's queries, or of its keys. */
+typedef struct {
+    const tsr_sdpa_tile *tile;
+    tsr_sdpa_rows rows[TSR_SDPA_COPIES];
+    int32_t count, span;
+    bool keys;
+} tsr_sdpa_copy;
+
+tsr_status tsr_sdpa_copy_cuda(tsr_stream *stream, const tsr_sdpa_copy *copy);
 
 /* One of dq, dk, dv: a tile's share, the sums, and the tensor that they become. */
 typedef struct {
@@ -92,10 +110,7 @@ typedef struct {
     cudnnHandle_t handle;
     const tsr_sdpa_graph *diagonal, *past;
     const tsr_sdpa_cut *cut;
-    const float *stats; /* by groups, or where there is one group lse */
-    float *delta;
-    void *tiles; /* tile_bytes */
-    void *plan;
+    void *tiles, *plan; /* tile_bytes, plan_bytes of the cut */
 } tsr_sdpa_tiles;
 
 /* A call within the bounds of the cut. What is of no document is cleared by the caller. */

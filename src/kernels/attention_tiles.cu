@@ -1,7 +1,8 @@
 /*
- * attention_tiles.cu: contract attention_cudnn_tiles.h: which tokens a tile has, and the sums of the tiles' shares.
+ * attention_tiles.cu: contract attention_cudnn_tiles.h: which tokens a tile has, its rows, and the sums of the tiles' shares.
  *
- * Cost     for an element of a tile's dq, dk, dv its share in bf16 and the sum in fp32 twice: 10 bytes
+ * Cost     for an element of a tile's dq, dk, dv its share in bf16 and the sum in fp32 twice: 10 bytes; of its k and v, and for
+ *          a span of queries once of q, o and do, 4 bytes
  */
 #include "kernels/cuda.cuh"
 
@@ -25,12 +26,6 @@ static __device__ bool find_row(int *document, int *span_at, const tsr_sdpa_tili
     return false;
 }
 
-static __device__ void put_offsets(int32_t *list, int from, int to, int row)
-{
-    list[0] = from * row;
-    list[1] = to * row;
-}
-
 static __global__ void __launch_bounds__(THREADS) write_tiles(const tsr_sdpa_tiling t)
 {
     tsr_kernel_begin();
@@ -45,14 +40,11 @@ static __global__ void __launch_bounds__(THREADS) write_tiles(const tsr_sdpa_til
         int q_count = min(t.span, end - q), kv_count = min(t.span, end - kv);
         tile.list[TSR_TILE_LENGTH_Q][0] = q_count;
         tile.list[TSR_TILE_LENGTH_KV][0] = kv_count;
-        put_offsets(tile.list[TSR_TILE_Q], q, q + q_count, t.q_row);
-        put_offsets(tile.list[TSR_TILE_KV], kv, kv + kv_count, t.kv_row);
-        put_offsets(tile.list[TSR_TILE_STATS], q, q + q_count, t.stats_row);
-        put_offsets(tile.list[TSR_TILE_O], q, q + q_count, t.o_row);
-        put_offsets(tile.list[TSR_TILE_V], kv, kv + kv_count, t.v_row);
-        put_offsets(tile.list[TSR_TILE_DQ], 0, q_count, t.dq_row);
-        put_offsets(tile.list[TSR_TILE_DK], 0, kv_count, t.dk_row);
-        put_offsets(tile.list[TSR_TILE_DV], 0, kv_count, t.dv_row);
+        tile.list[TSR_TILE_Q][1] = q_count * t.q_row;
+        tile.list[TSR_TILE_KV][1] = kv_count * t.kv_row;
+        tile.list[TSR_TILE_STATS][1] = q_count * t.stats_row;
+        tile.list[TSR_TILE_O][1] = q_count * t.o_row;
+        tile.list[TSR_TILE_V][1] = kv_count * t.v_row;
         tile.first_q = q;
         tile.first_kv = kv;
         tile.begins_q = key == 0;
@@ -66,6 +58,28 @@ tsr_status tsr_sdpa_tiling_cuda(tsr_stream *stream, const tsr_sdpa_tiling *tilin
 {
     TSR_LAUNCH(write_tiles, tsr_blocks((int64_t)tiling->rows * tiling->columns, THREADS), THREADS,
                stream, *tiling);
+    return tsr_launched("attention_backward");
+}
+
+/* A block a row. */
+static __global__ void __launch_bounds__(THREADS) copy_rows(const tsr_sdpa_copy c)
+{
+    tsr_kernel_begin();
+    const tsr_sdpa_tile *tile = c.tile;
+    int64_t row = blockIdx.x, token = (c.keys ? tile->first_kv : tile->first_q) + row;
+    if (row >= tile->list[c.keys ? TSR_TILE_LENGTH_KV : TSR_TILE_LENGTH_Q][0])
+        return;
+    for (int i = 0; i < c.count; i++) {
+        const tsr_sdpa_rows *r = &c.rows[i];
+        for (int at = (int)threadIdx.x * 16; at < r->width; at += THREADS * 16)
+            *(uint4 *)((char *)r->to + row * r->width + at) =
+                *(const uint4 *)((const char *)r->from + token * r->from_row + at);
+    }
+}
+
+tsr_status tsr_sdpa_copy_cuda(tsr_stream *stream, const tsr_sdpa_copy *copy)
+{
+    TSR_LAUNCH(copy_rows, (unsigned)copy->span, THREADS, stream, *copy);
     return tsr_launched("attention_backward");
 }
 
