@@ -370,8 +370,8 @@ static tsr_status split_workspace(parts *out, const char *op, const tsr_sdpa_pla
     return TSR_OK;
 }
 
-static void give_lists(tsr_sdpa_pack *p, const tsr_sdpa_cut *cut, const int32_t *lists, int64_t documents,
-                       int64_t piece)
+static void give_lists(tsr_sdpa_pack *p, const tsr_sdpa_cut *cut, const int32_t *lists,
+                       int64_t documents, int64_t piece)
 {
     const int32_t *list = lists + TSR_SDPA_LIST_AT(documents, cut->lists, piece, 0);
     int64_t next = TSR_SDPA_LIST_AT(documents, cut->lists, 0, 1);
@@ -454,7 +454,7 @@ static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pl
     tsr_sdpa_give(&p, TSR_UID_DK, (uint16_t *)a->dk + k);
     tsr_sdpa_give(&p, TSR_UID_DV, (uint16_t *)a->dv + v);
     tsr_sdpa_give(&p, TSR_UID_STATS,
-         cut->groups > 1 ? w->stats + (int64_t)group * s->tokens * cut->heads : a->lse);
+                  cut->groups > 1 ? w->stats + (int64_t)group * s->tokens * cut->heads : a->lse);
     tsr_sdpa_give(&p, TSR_UID_DELTA, w->delta);
     tsr_sdpa_give(&p, TSR_UID_ONE, &p.one);
     if (plans->bounds.atomics)
@@ -497,14 +497,13 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
                                                   .q_heads = s->q_heads,
                                                   .heads = cut->heads}));
     if (cut->span && s->documents > 0)
-        return tsr_sdpa_backward_tiles(
-            &(tsr_sdpa_tiles){.handle = sdpa->handle,
-                              .diagonal = plans->backward,
-                              .past = plans->past,
-                              .cut = cut,
-                              .tiles = w.tiles,
-                              .plan = w.plan},
-            stream, a, &plans->bounds);
+        return tsr_sdpa_backward_tiles(&(tsr_sdpa_tiles){.handle = sdpa->handle,
+                                                         .diagonal = plans->backward,
+                                                         .past = plans->past,
+                                                         .cut = cut,
+                                                         .tiles = w.tiles,
+                                                         .plan = w.plan},
+                                       stream, a, &plans->bounds);
     for (int64_t piece = 0; piece * cut->documents < s->documents; piece++)
         for (int32_t group = 0; group < cut->groups; group++)
             TSR_TRY(backward_launch(sdpa, plans, &w, a, piece, group));

@@ -31,8 +31,7 @@ static bool cut_heads(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t
     int32_t group = b->q_heads / b->kv_heads, kv = b->kv_heads;
     uint64_t heads = cap / head_bytes(b, cut->span);
     /* The statistics of a group of heads begin on 16 bytes. */
-    while (kv > 0 &&
-           (b->kv_heads % kv || (uint64_t)kv * (uint64_t)group > heads || kv * group % 4))
+    while (kv > 0 && (b->kv_heads % kv || (uint64_t)kv * (uint64_t)group > heads || kv * group % 4))
         kv--;
     if (kv == 0)
         return false;
@@ -114,18 +113,17 @@ typedef struct {
 static tsr_status write_tiles(const work *w, tsr_stream *stream)
 {
     const tsr_sdpa_cut *cut = w->t->cut;
-    return tsr_sdpa_tiling_cuda(stream,
-                                &(tsr_sdpa_tiling){.tile = w->at.tile,
-                                                   .cu_seqlens = w->a->shape.cu_seqlens,
-                                                   .documents = w->a->shape.documents,
-                                                   .span = (int32_t)cut->span,
-                                                   .rows = (int32_t)cut->rows,
-                                                   .columns = (int32_t)cut->columns,
-                                                   .q_row = w->at.dq.width,
-                                                   .kv_row = w->at.dk.width,
-                                                   .stats_row = cut->heads,
-                                                   .o_row = cut->heads * w->v_dim,
-                                                   .v_row = w->at.dv.width});
+    return tsr_sdpa_tiling_cuda(stream, &(tsr_sdpa_tiling){.tile = w->at.tile,
+                                                           .cu_seqlens = w->a->shape.cu_seqlens,
+                                                           .documents = w->a->shape.documents,
+                                                           .span = (int32_t)cut->span,
+                                                           .rows = (int32_t)cut->rows,
+                                                           .columns = (int32_t)cut->columns,
+                                                           .q_row = w->at.dq.width,
+                                                           .kv_row = w->at.dk.width,
+                                                           .stats_row = cut->heads,
+                                                           .o_row = cut->heads * w->v_dim,
+                                                           .v_row = w->at.dv.width});
 }
 
 /* The group's columns of `from`, `columns` of `all`. */

@@ -47,6 +47,7 @@ store_tile(const tsr_grouped_gemm_args *a, const tsr_expert_tile *tile, const fl
 {
     int64_t outer = a->backward ? a->in : a->out;
     int64_t bias = (a->first + tile->expert) * a->out;
+    float scale = a->scale != 0 ? a->scale : 1;
     int first = tile->row + threadIdx.x / SIDE, left = tile->column + threadIdx.x % SIDE;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -55,7 +56,7 @@ store_tile(const tsr_grouped_gemm_args *a, const tsr_expert_tile *tile, const fl
             int64_t row = first + i * SIDE, column = left + j * SIDE;
             if (row >= tile->row_end || column >= outer)
                 continue;
-            float value = sum[i][j];
+            float value = scale * sum[i][j];
             if (a->bias.data)
                 value += tsr_load(a->bias.data, bias + column, a->bias.dtype);
             if (a->add)

@@ -57,7 +57,7 @@ static __device__ __forceinline__ void tsr_grouped_write(const tsr_grouped_gemm_
                                                          int row, int column, const float c[4][4])
 {
     int own = column + threadIdx.x % 4 * TSR_VECTOR;
-    float bias[4][2];
+    float bias[4][2], scale = args->scale != 0 ? args->scale : 1;
     if (column >= outer)
         return;
     tsr_grouped_bias(bias, args, outer, tile->expert, column);
@@ -73,7 +73,7 @@ static __device__ __forceinline__ void tsr_grouped_write(const tsr_grouped_gemm_
         for (int m = 0; m < 4; m++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                sum[m][i] = c[m][2 * upper + i] + bias[m][i];
+                sum[m][i] = __fadd_rn(__fmul_rn(scale, c[m][2 * upper + i]), bias[m][i]);
         if (args->add)
             tsr_grouped_add(sum, z, valid);
 #pragma unroll

@@ -2,7 +2,7 @@
  * kernels/grouped_gemm.h: each row times the matrix of its expert.
  *
  * For row i of expert e in [first, first + count), and x_i the row of x that it takes (expert_rows.h):
- * forward z[i, :] = x_i W_e^T + bias_e, backward z[i, :] = x_i W_e. With `add` the old z[i, :] is a summand.
+ * forward z[i, :] = scale x_i W_e^T + bias_e, backward z[i, :] = scale x_i W_e. With `add` the old z[i, :] is a summand.
  * Sums in fp32, rounded once. Rows of other experts, and rows of none, are not touched. Counts of rows are
  * read from `offset` when it runs: no launch depends on them.
  *
@@ -34,11 +34,17 @@ typedef struct {
     int64_t first, count; /* of the experts */
     int64_t out, in;
     bool backward, add;
+    float scale;     /* 0: 1 */
     tsr_dtype dtype; /* of z, x and w */
 } tsr_grouped_gemm_args;
 
 tsr_status tsr_grouped_gemm_check(const tsr_grouped_gemm_args *args);
 tsr_status tsr_grouped_gemm_ref(const tsr_grouped_gemm_args *args, tsr_pool *pool);
+
+static inline float tsr_grouped_gemm_scale(const tsr_grouped_gemm_args *args)
+{
+    return args->scale != 0 ? args->scale : 1;
+}
 
 /* Of a call with w NULL: that of the experts from `first` on that scratch holds, and in *weight how they are
  * made. */

@@ -110,7 +110,7 @@ static void run_block(void *context, int index)
                                  .ldb = args->in,
                                  .c = (float *)args->z + rows.row * outer + column,
                                  .ldc = outer,
-                                 .alpha = 1};
+                                 .alpha = tsr_grouped_gemm_scale(args)};
     block.beta = begin_block(args, &rows, column, block.n);
     multiply(args, &rows, block);
 }

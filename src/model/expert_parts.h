@@ -27,8 +27,9 @@ typedef struct {
 /* routes: the value that the node reads them from. */
 tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node, int16_t routes);
 
-/* Bytes of the weights; of rows of `width` for each expert of a token. */
-uint64_t tsr_expert_weight_bytes(const tsr_node *node, tsr_dtype dtype);
+/* Bytes of the weights, and before these of x A^T of adapters that are multiplied apart; of rows of `width` for each expert of
+ * a token. */
+uint64_t tsr_expert_weight_bytes(const tsr_node *node, int64_t tokens, uint64_t r, tsr_dtype dtype);
 uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width,
                                tsr_dtype dtype);
 

@@ -70,7 +70,9 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
     uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->out, bounds.dtype);
     uint64_t low = tsr_expert_low_bytes(node, traits, bounds);
     (void)kernels;
-    return tsr_expert_weight_bytes(node, bounds.dtype) + (rows > low ? rows : low);
+    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
+    return tsr_expert_weight_bytes(node, bounds.tokens, r, bounds.dtype) +
+           (rows > low ? rows : low);
 }
 
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,

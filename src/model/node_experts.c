@@ -2,8 +2,10 @@
  * node_experts.c: the frozen weights of all experts with their adapters, times the rows of the tokens that go to each
  * (kernels/grouped_gemm.h).
  *
- * W_e + s B_e A_e is made as W_e is decoded, in the forward and again in the backward: for some experts at a time, or,
- * without an adapter, as a GPU's kernel multiplies.
+ * W_e + s B_e A_e is made as NF4 is decoded, in the forward and again in the backward: for some experts at a time, or,
+ * without an adapter, as a GPU's kernel multiplies. What is rounded there is rounded in any case. Plain weights and MXFP4 are
+ * exact in the compute dtype, and with small updates added they would lose these: what adapters add to a row is then
+ * multiplied apart, and comes first.
  */
 #include "base/checked.h"
 #include "model/expert_parts.h"
@@ -20,11 +22,13 @@ static int64_t group_of(const tsr_node *node, tsr_dtype dtype)
     return group < spec->experts ? group : spec->experts;
 }
 
-uint64_t tsr_expert_weight_bytes(const tsr_node *node, tsr_dtype dtype)
+uint64_t tsr_expert_weight_bytes(const tsr_node *node, int64_t tokens, uint64_t r, tsr_dtype dtype)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
     uint64_t one = (uint64_t)spec->out * (uint64_t)spec->in * tsr_dtype_bytes(dtype);
-    return tsr_align_up((uint64_t)group_of(node, dtype) * one, TSR_ALIGNMENT);
+    uint64_t low = tsr_expert_rows_bytes(node, tokens, (int64_t)r, dtype);
+    uint64_t weights = tsr_align_up((uint64_t)group_of(node, dtype) * one, TSR_ALIGNMENT);
+    return weights > low ? weights : low;
 }
 
 uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width, tsr_dtype dtype)
@@ -36,11 +40,13 @@ uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t wid
 tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node, int16_t routes)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    uint64_t taken = tsr_expert_weight_bytes(node, pass->context->dtype);
+    const tsr_expert_stack *stack = &pass->stack[node->weight[0]];
+    const tsr_linear_context *context = pass->context;
+    uint64_t taken = tsr_expert_weight_bytes(node, context->tokens, stack->r, context->dtype);
     return (tsr_expert_work){.pass = pass,
                              .node = node,
                              .shape = &pass->block->stack[node->weight[0]],
-                             .stack = &pass->stack[node->weight[0]],
+                             .stack = stack,
                              .routes = tsr_routes_at(pass->value[routes], pass->context->tokens,
                                                      spec->chosen, spec->experts),
                              .group = group_of(node, pass->context->dtype),
@@ -57,45 +63,27 @@ tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *w, bool gather)
                              .experts = w->node->spec.experts.experts};
 }
 
-/* `bytes` further on from NULL is NULL. */
-static const void *further(const void *from, int64_t bytes)
+/* Whether what the adapters add is multiplied apart. */
+static bool is_apart(const tsr_expert_stack *s)
 {
-    return from ? (const char *)from + bytes : NULL;
+    return s->r && (!s->codes || s->mxfp4);
 }
 
-/* The weights of MXFP4, which are exact in any dtype, then their adapters over them. */
+/* The weights of MXFP4, which are exact in any dtype. */
 static tsr_status decode_mxfp4(const tsr_expert_work *w, int64_t first, int64_t count)
 {
     const tsr_expert_stack *s = w->stack;
     const tsr_linear_context *context = w->pass->context;
-    int64_t rows = (int64_t)w->shape->out, columns = (int64_t)w->shape->in;
-    int64_t parts = w->shape->parts, element = (int64_t)tsr_dtype_bytes(context->dtype);
-    int64_t r = (int64_t)s->r;
-    TSR_TRY(context->kernels->mxfp4_dequant(context->stream,
-                                            &(tsr_mxfp4_dequant_args){.out = w->pass->workspace,
-                                                                      .codes = s->codes,
-                                                                      .scales = s->absmax,
-                                                                      .first = first * parts,
-                                                                      .count = count * parts,
-                                                                      .rows = rows / parts,
-                                                                      .columns = columns,
-                                                                      .dtype = context->dtype}));
-    if (!r)
-        return TSR_OK;
-    return context->kernels->expert_weight(
-        context->stream,
-        &(tsr_expert_weight_args){.out = w->pass->workspace,
-                                  .plain = {w->pass->workspace, context->dtype},
-                                  .a = further(s->a, first * r * columns * element),
-                                  .b = further(s->b, first * rows * r * element),
-                                  .count = count,
-                                  .parts = parts,
-                                  .rows = rows,
-                                  .columns = columns,
-                                  .r = r,
-                                  .scale = (float)s->scale,
-                                  .format = TSR_EXPERTS_PLAIN,
-                                  .dtype = context->dtype});
+    int64_t parts = w->shape->parts;
+    return context->kernels->mxfp4_dequant(
+        context->stream, &(tsr_mxfp4_dequant_args){.out = w->pass->workspace,
+                                                   .codes = s->codes,
+                                                   .scales = s->absmax,
+                                                   .first = first * parts,
+                                                   .count = count * parts,
+                                                   .rows = (int64_t)w->shape->out / parts,
+                                                   .columns = (int64_t)w->shape->in,
+                                                   .dtype = context->dtype});
 }
 
 /* What kernels/expert_weight.h decodes. */
@@ -114,7 +102,7 @@ static tsr_expert_weight_args stored_of(const tsr_expert_work *w)
                                     .parts = w->shape->parts,
                                     .rows = (int64_t)w->shape->out,
                                     .columns = (int64_t)w->shape->in,
-                                    .r = (int64_t)s->r,
+                                    .r = is_apart(s) ? 0 : (int64_t)s->r,
                                     .scale = (float)s->scale,
                                     .format = s->codes ? TSR_EXPERTS_NF4 : TSR_EXPERTS_PLAIN,
                                     .nested = s->codes && s->nested,
@@ -125,7 +113,7 @@ static tsr_expert_weight_args stored_of(const tsr_expert_work *w)
 static const void *plain_of(const tsr_expert_work *w)
 {
     bool same = w->stack->plain.dtype == w->pass->context->dtype;
-    return same && !w->stack->r ? w->stack->plain.data : NULL;
+    return same ? w->stack->plain.data : NULL;
 }
 
 static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args *args)
@@ -139,6 +127,35 @@ static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args
         TSR_TRY(context->kernels->grouped_gemm(context->stream, args));
     }
     return TSR_OK;
+}
+
+/* z = scale x A^T B^T, backward scale x B A: in two products, the first where weights are decoded afterwards. */
+static tsr_status multiply_adapters(const tsr_expert_work *w, const tsr_grouped_gemm_args *base)
+{
+    const tsr_linear_context *context = w->pass->context;
+    const tsr_expert_stack *s = w->stack;
+    int64_t r = (int64_t)s->r;
+    tsr_grouped_gemm_args low = {.z = w->pass->workspace,
+                                 .x = base->x,
+                                 .w = base->backward ? s->b : s->a,
+                                 .rows = base->rows,
+                                 .count = base->count,
+                                 .out = base->backward ? base->out : r,
+                                 .in = base->backward ? r : base->in,
+                                 .backward = base->backward,
+                                 .scale = (float)s->scale,
+                                 .dtype = base->dtype};
+    tsr_grouped_gemm_args high = {.z = base->z,
+                                  .x = w->pass->workspace,
+                                  .w = base->backward ? s->a : s->b,
+                                  .rows = tsr_expert_rows_of(w, false),
+                                  .count = base->count,
+                                  .out = base->backward ? r : base->out,
+                                  .in = base->backward ? base->in : r,
+                                  .backward = base->backward,
+                                  .dtype = base->dtype};
+    TSR_TRY(context->kernels->grouped_gemm(context->stream, &low));
+    return context->kernels->grouped_gemm(context->stream, &high);
 }
 
 tsr_status tsr_expert_multiply(const tsr_expert_work *w, void *z, const void *x, bool gather,
@@ -156,8 +173,11 @@ tsr_status tsr_expert_multiply(const tsr_expert_work *w, void *z, const void *x,
                                   .out = (int64_t)w->shape->out,
                                   .in = (int64_t)w->shape->in,
                                   .backward = backward,
+                                  .add = is_apart(w->stack),
                                   .dtype = context->dtype};
     args.count = args.rows.experts;
+    if (args.add)
+        TSR_TRY(multiply_adapters(w, &args));
     if (w->stack->mxfp4)
         return multiply_mxfp4(w, &args);
     return context->kernels->grouped_gemm(context->stream, &args);
@@ -245,9 +265,10 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
     uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->in, bounds.dtype);
     uint64_t low = tsr_expert_low_bytes(node, traits, bounds);
     (void)kernels;
-    return tsr_expert_weight_bytes(node, bounds.dtype) + (!bounds.train ? 0
-                                                          : rows > low  ? rows
-                                                                        : low);
+    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
+    return tsr_expert_weight_bytes(node, bounds.tokens, r, bounds.dtype) + (!bounds.train ? 0
+                                                                            : rows > low  ? rows
+                                                                                          : low);
 }
 
 /* ---- cost ---- */
@@ -258,6 +279,24 @@ static void cost_adapters(const tsr_costing *c, const tsr_node *node, double row
     double in = (double)spec->in, out = (double)spec->out;
     const tsr_work_amount work = {4 * rows * r * (in + out), c->layer->element * rows * (in + out)};
     tsr_cost_both(c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, work, work);
+}
+
+/* What adapters add one way: at least their products; here as the weights are decoded, or apart, where the first reads a row and
+ * the second writes one that the base's adds to. */
+static void cost_product(const tsr_costing *c, const tsr_node *node, double rows, bool back)
+{
+    const tsr_experts_spec *spec = &node->spec.experts;
+    const tsr_work_stack *stack = &c->layer->stack[node->weight[0]];
+    double in = (double)spec->in, out = (double)spec->out;
+    const tsr_work_term term = back ? TSR_WORK_ADAPTERS_BACKWARD : TSR_WORK_ADAPTERS_FORWARD;
+    const tsr_work_amount least = {2 * rows * stack->r * (in + out), 0};
+    const tsr_work_amount apart = {least.flops,
+                                   c->layer->element * rows * (back ? out + 2 * in : in + 2 * out)};
+    if (stack->nf4)
+        tsr_cost_both(c, term, TSR_WORK_MERGED, least,
+                      (tsr_work_amount){2 * spec->experts * in * out * stack->r, 0});
+    else
+        tsr_cost_both(c, term, TSR_WORK_NARROW, least, apart);
 }
 
 void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind pass, bool dx)
@@ -282,10 +321,7 @@ void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind 
     if (stack->nf4)
         tsr_cost_both(c, TSR_WORK_NF4, TSR_WORK_DECODE, least, here);
     if (stack->r > 0)
-        tsr_cost_both(c, back ? TSR_WORK_ADAPTERS_BACKWARD : TSR_WORK_ADAPTERS_FORWARD,
-                      TSR_WORK_MERGED,
-                      (tsr_work_amount){2 * rows * stack->r * (double)(spec->in + spec->out), 0},
-                      (tsr_work_amount){2 * spec->experts * weight * stack->r, 0});
+        cost_product(c, node, rows, back);
 }
 
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,

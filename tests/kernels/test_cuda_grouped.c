@@ -71,7 +71,8 @@ static void one_case(const shape *s, int way, tsr_dtype dtype)
                                  .out = s->out,
                                  .in = s->in,
                                  .backward = backward,
-                                 .add = way & ADD};
+                                 .add = way & ADD,
+                                 .scale = way & ADD ? 1.5f : 0};
     tsr_grouped_gemm_args args = ref;
     args.rows = device_rows(&c, gather);
     args.z = z.device, args.x = x.device, args.w = w.device;
@@ -91,13 +92,14 @@ static void one_case(const shape *s, int way, tsr_dtype dtype)
 }
 
 static const shape small[] = {
-    {1, 1, 1, 8, 8, 0, 1, LOAD_EVEN},       {7, 2, 5, 40, 72, 0, 5, LOAD_EVEN},
-    {90, 4, 9, 264, 136, 0, 9, LOAD_ZIPF},  {90, 4, 9, 136, 264, 2, 4, LOAD_ZIPF},
-    {130, 3, 6, 24, 64, 0, 6, LOAD_ONE},    {130, 3, 6, 512, 520, 4, 1, LOAD_ONE},
-    {200, 2, 10, 320, 8, 1, 9, LOAD_HOLES}, {300, 4, 7, 256, 192, 0, 7, LOAD_DROPPED},
-    {0, 2, 4, 8, 8, 0, 4, LOAD_EVEN},       {9, 2, 4, 8, 8, 2, 0, LOAD_EVEN},
-    {64, 1, 1, 256, 64, 0, 1, LOAD_EVEN},   {65, 1, 1, 256, 128, 0, 1, LOAD_EVEN},
-    {128, 1, 1, 512, 256, 0, 1, LOAD_EVEN}, {129, 1, 1, 264, 320, 0, 1, LOAD_EVEN},
+    {1, 1, 1, 8, 8, 0, 1, LOAD_EVEN},         {7, 2, 5, 40, 72, 0, 5, LOAD_EVEN},
+    {90, 4, 9, 264, 136, 0, 9, LOAD_ZIPF},    {90, 4, 9, 136, 264, 2, 4, LOAD_ZIPF},
+    {130, 3, 6, 24, 64, 0, 6, LOAD_ONE},      {130, 3, 6, 512, 520, 4, 1, LOAD_ONE},
+    {200, 2, 10, 320, 8, 1, 9, LOAD_HOLES},   {300, 4, 7, 256, 192, 0, 7, LOAD_DROPPED},
+    {0, 2, 4, 8, 8, 0, 4, LOAD_EVEN},         {9, 2, 4, 8, 8, 2, 0, LOAD_EVEN},
+    {64, 1, 1, 256, 64, 0, 1, LOAD_EVEN},     {65, 1, 1, 256, 128, 0, 1, LOAD_EVEN},
+    {128, 1, 1, 512, 256, 0, 1, LOAD_EVEN},   {129, 1, 1, 264, 320, 0, 1, LOAD_EVEN},
+    {200, 4, 10, 16, 264, 0, 10, LOAD_HOLES}, {200, 4, 10, 264, 16, 0, 10, LOAD_ZIPF}, /* ranks */
 };
 
 static const shape ragged[] = {

@@ -49,7 +49,8 @@ static double *new_want(const fixture *f)
     for (int64_t e = a->first; e < a->first + a->count; e++)
         for (int64_t i = a->rows.offset[e]; i < a->rows.offset[e + 1]; i++)
             for (int64_t j = 0; j < outer; j++)
-                want[i * outer + j] = product(a, e, i, j) + (double)bias_at(a, e, j) +
+                want[i * outer + j] = (double)tsr_grouped_gemm_scale(a) * product(a, e, i, j) +
+                                      (double)bias_at(a, e, j) +
                                       (a->add ? (double)f->before[i * outer + j] : 0);
     return want;
 }
@@ -88,7 +89,8 @@ static void one_way(const shape *s, int way)
                           .out = s->out,
                           .in = s->in,
                           .backward = backward,
-                          .add = way & 4},
+                          .add = way & 4,
+                          .scale = way & 4 ? -1.5f : 0},
                  .before = before,
                  .elements = c.rows.most * outer};
     if (!gather)
