@@ -154,7 +154,8 @@ static void make_job(job *j, const shape *s)
                                        .train = true};
     uint64_t workspace = workspace_bytes(j->bounds);
     need(tsr_arena_create(&j->arena, device, TSR_MEMORY_DEVICE,
-                          workspace + (uint64_t)(q * 8 + kv * 8 + s->tokens * s->q_heads * 4) + (1 << 24)));
+                          workspace + (uint64_t)(q * 8 + kv * 8 + s->tokens * s->q_heads * 4) +
+                              (1 << 24)));
     int32_t *device_cu = take(j, (uint64_t)(documents + 1) * 4);
     need(tsr_device_write(device, device_cu, cu, (uint64_t)(documents + 1) * 4));
     tsr_attention_args f = {.q = take_random(j, q, host),
@@ -285,8 +286,8 @@ static void run_shape(const shape *s)
     bounds.atomics = true;
     run_cudnn(s, &j, "cudnn, atomics", bounds, TSR_SDPA_CAP_BYTES, 0);
     if (s->tokens <= 2 * LONG)
-        report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds), tsr_attention_own,
-           tsr_attention_backward_own);
+        report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds),
+               tsr_attention_own, tsr_attention_backward_own);
     need(tsr_stream_synchronize(stream));
     tsr_arena_destroy(j.arena);
 }

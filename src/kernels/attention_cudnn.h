@@ -42,7 +42,8 @@ typedef struct {
     uint64_t delta_bytes;
     uint64_t sum_bytes;  /* dq in fp32, with atomics */
     uint64_t plan_bytes; /* what cuDNN may ask for */
-    int64_t span, rows, columns; /* of tiles: spans of queries, of keys for each; span 0: no tiles */
+    int64_t span, rows,
+        columns; /* of tiles: spans of queries, of keys for each; span 0: no tiles */
     uint64_t tile_bytes;
 } tsr_sdpa_cut;
 
