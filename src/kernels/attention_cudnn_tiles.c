@@ -7,8 +7,9 @@
 #define SPAN  8192
 #define LEAST 128 /* cuDNN's tiles */
 
-/* Launches without a tile, of some 30 us each, that more documents than one may make. */
-#define MAX_EMPTY 1024
+/* Launches without a tile that more documents than one may make, for each span of tokens. Some 35 us each: as long as the own
+ * kernel takes for short documents, should there be no others in a micro-batch. */
+#define MAX_EMPTY 40
 
 /* ---- cutting: known without a device ---- */
 
@@ -94,7 +95,7 @@ bool tsr_sdpa_cut_tiles(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64
     cut->rows = (b->tokens + b->documents * (cut->span - 1)) / cut->span;
     cut->documents = cut->pieces = 1;
     if (cut->rows * cut->columns > INT32_MAX ||
-        (b->documents - 1) * cut->columns * cut->groups > MAX_EMPTY)
+        (b->documents - 1) * cut->columns * cut->groups > MAX_EMPTY * b->tokens / cut->span)
         return false;
     cut->tile_bytes = lay_out(NULL, cut, b).bytes;
     cut->plan_bytes += (uint64_t)cut->heads * head_bytes(b, cut->span);
