@@ -9,8 +9,7 @@
  * NF4      Each matrix is quantized on its own: its blocks of 64 begin with it, and where scales are nested so
  *          do groups of 256 blocks; `offset` is of the matrix. In memory each matrix begins at a whole granule of
  *          1024 elements: 512 bytes of codes, 16 scales. nested_absmax [matrices, ceil(blocks / 256)] has no gaps.
- * PLAIN    [experts, rows, columns], BF16 or F32; may be `out`, of the same dtype, with first 0.
- * MXFP4    is decoded by mxfp4_dequant, whose values are exact, and merged as PLAIN.
+ * PLAIN    [experts, rows, columns], BF16 or F32; without adapters: merged, small updates of an exact weight would be lost.
  *
  * Cost     per element: what is stored of it, read, and one element written; 2 r FLOPs. On an H100 128 experts of
  *          1536 x 2048 take 0.44 ms at r 8 and 32, 0.47 at 16 (2.2 TB/s); of 2048 x 768 half of that.
@@ -41,7 +40,7 @@ typedef struct {
     const void *b;              /* [experts, rows, r] of dtype */
     int64_t first, count;       /* of the experts */
     int64_t parts, rows, columns;
-    int64_t r; /* 0: no adapter */
+    int64_t r; /* 0: no adapter; always 0 with PLAIN */
     float scale;
     tsr_expert_format format;
     bool nested;

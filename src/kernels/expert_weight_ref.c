@@ -24,6 +24,7 @@ tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args)
     if (args->format == TSR_EXPERTS_PLAIN) {
         TSR_EXPECT(args->plain.data && tsr_frozen_valid(args->plain), op,
                    "the plain weight is neither BF16 nor F32");
+        TSR_EXPECT(args->r == 0, op, "plain weights have no adapters merged in");
         return TSR_OK;
     }
     TSR_EXPECT(args->codes && args->absmax && args->level, op, "codes, absmax or level is NULL");
@@ -85,14 +86,14 @@ tsr_status tsr_expert_weight_ref(const tsr_expert_weight_args *args, tsr_pool *p
 {
     TSR_TRY(tsr_expert_weight_check(args));
     TSR_TRY(tsr_expect_f32("expert_weight", args->dtype));
-    bool plain = args->format == TSR_EXPERTS_PLAIN;
-    if (plain && args->plain.data != args->out)
+    if (args->format == TSR_EXPERTS_PLAIN) {
         tsr_pool_run(pool, tsr_block_count(args->count * args->rows, tsr_block_rows(args->columns)),
                      widen_rows, (void *)args);
+        return TSR_OK;
+    }
     for (int64_t i = 0; i < args->count * args->parts; i++) {
         tsr_nf4_merge_args m = matrix_of(args, args->first + i / args->parts, i % args->parts);
-        tsr_gemm_args product = tsr_nf4_merge_product(&m);
-        TSR_TRY(plain ? tsr_gemm_ref(&product, pool) : tsr_nf4_merge_ref(&m, pool));
+        TSR_TRY(tsr_nf4_merge_ref(&m, pool));
     }
     return TSR_OK;
 }
