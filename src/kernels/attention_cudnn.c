@@ -18,7 +18,6 @@
 #include "base/log.h"
 #include "kernels/attention_cudnn_tiles.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
