@@ -272,6 +272,12 @@ TSR_API tsr_status tsr_job_print_plan(tsr_job *job, int form, char **text);
 TSR_API tsr_status tsr_plan_scale(const tsr_job_options *options, const int *ranks, int count,
                                   int json, char **text);
 
+/* The longest row that fits the memory of a TSR_JOB_PLAN, and what plan that takes (enum tsr_plan_form): the largest max_length,
+ * a multiple of 256 or all positions of the model, at per_device_train_batch_size 1. Data are not read. What fits is what
+ * tsr_job_plan of a job with these two keys takes. *text is the caller's (tsr_free). TSR_ECONFIG: no row fits, or the device's
+ * memory is not known. */
+TSR_API tsr_status tsr_plan_longest(const tsr_job_options *options, int form, char **text);
+
 /* Statistics of the data of a TSR_JOB_DATA, and its first `show` samples with the trained tokens
  * marked (enum tsr_job_form). *text is the caller's (tsr_free). */
 TSR_API tsr_status tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text);

@@ -571,7 +571,7 @@ void tsr_inputs_put_chat(tsr_text *out, const tsr_inputs *inputs)
                         end, eos ? eos : "not known");
 }
 
-void tsr_inputs_assume_data(tsr_inputs *inputs)
+static void assume_bounds(tsr_inputs *inputs)
 {
     const tsr_config *config = &inputs->config;
     int64_t length = config->max_length ? config->max_length : 2048;
@@ -579,13 +579,25 @@ void tsr_inputs_assume_data(tsr_inputs *inputs)
         config->per_device_train_batch_size * (config->objective.kind == TSR_OBJECTIVE_SFT ? 1 : 2);
     int64_t tokens = documents * length;
     bool scores = config->objective.kind == TSR_OBJECTIVE_REWARD;
-    if (config->max_steps > 0)
-        warn_of_warmup(config, config->max_steps);
     inputs->bounds = (tsr_batch_bounds){.tokens = tokens,
                                         .documents = documents,
                                         .label_rows = scores ? documents : tokens,
                                         .longest = length};
     inputs->contributions = 1024;
+}
+
+void tsr_inputs_assume_data(tsr_inputs *inputs)
+{
+    if (inputs->config.max_steps > 0)
+        warn_of_warmup(&inputs->config, inputs->config.max_steps);
+    assume_bounds(inputs);
+}
+
+void tsr_inputs_assume_row(tsr_inputs *inputs, int64_t length)
+{
+    inputs->config.per_device_train_batch_size = 1;
+    inputs->config.max_length = length;
+    assume_bounds(inputs);
 }
 
 int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks)

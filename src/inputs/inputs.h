@@ -73,6 +73,9 @@ tsr_status tsr_inputs_template(char **text, uint64_t *bytes, tsr_inputs *inputs)
  * tokens, all labels. */
 void tsr_inputs_assume_data(tsr_inputs *inputs);
 
+/* The same of one row: as of a job without data that has per_device_train_batch_size: 1 and max_length: `length`, from 2. */
+void tsr_inputs_assume_row(tsr_inputs *inputs, int64_t length);
+
 /* Micro-batches of a full step, of all ranks; known without a data set. */
 int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks);
 

@@ -185,7 +185,7 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
     TSR_TRY(tsr_job_agree(job, first && !job->ended_steps ? tsr_job_check_output(job) : TSR_OK));
     bool planned = job->options.purpose == TSR_JOB_PLAN;
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
-    bool data = !planned || job->inputs.config.dataset.count;
+    bool data = !job->without_data && (!planned || job->inputs.config.dataset.count);
     if (data)
         TSR_TRY(tsr_job_read_data(job));
     else
@@ -229,7 +229,8 @@ static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
     return TSR_OK;
 }
 
-tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world)
+static tsr_status create(tsr_job **out, const tsr_job_options *options, tsr_comm *world,
+                         bool without_data)
 {
     tsr_job_options taken;
     TSR_TRY(tsr_job_options_take(&taken, options));
@@ -243,6 +244,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     job->saved = job->output_lock = -1;
     job->inputs.rows = (tsr_row_source){options->row, options->user};
     job->train = options->purpose != TSR_JOB_EVALUATE;
+    job->without_data = without_data;
     job->log_level = TSR_LOG_INFO; /* until the configuration says another */
     tsr_job_listen(job, true);
     tsr_error config;
@@ -263,9 +265,19 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     return TSR_OK;
 }
 
+tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world)
+{
+    return create(out, options, world, false);
+}
+
 tsr_status tsr_job_create(tsr_job **out, const tsr_job_options *options)
 {
     return tsr_job_create_on(out, options, NULL);
+}
+
+tsr_status tsr_job_create_without_data(tsr_job **out, const tsr_job_options *options)
+{
+    return create(out, options, NULL, true);
 }
 
 /* ---- memory ---- */

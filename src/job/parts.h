@@ -70,7 +70,8 @@ struct tsr_job {
         listens; /* the former listeners are the caller's, who may be inside another job's callback */
     tsr_log_listener former_log;
     tsr_phase_listener former_phase;
-    bool train; /* false: evaluation only */
+    bool train;        /* false: evaluation only */
+    bool without_data; /* a plan: whatever data the configuration names are not read */
     /* base.c: the job whose base this one shares (NULL: it has its own), the next that shares it, and of a job with a base
      * the one that used it last. What belongs to `base`: ranks, device, streams, tables and scratch. */
     tsr_job *base, *sharer, *active;
@@ -208,6 +209,9 @@ void tsr_job_listen(tsr_job *job, bool begins);
 /* tsr_job_create over ranks that the caller made: world (owned by the job from then on, NULL: as
  * the options say). */
 tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world);
+
+/* tsr_job_create of a plan as if its configuration named no data. */
+tsr_status tsr_job_create_without_data(tsr_job **out, const tsr_job_options *options);
 
 /* Reads all inputs and decides the memory; used by tsr_job_create and by `plan`, which has no
  * ranks. */

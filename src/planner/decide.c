@@ -360,6 +360,8 @@ tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs
         TSR_TRY(try_steps(fits, d, inputs, view, &c, least));
         if (!*fits && low < high && !c.activations)
             TSR_TRY(try_steps(fits, d, inputs, view, &c, low));
+        if (!*fits && high < least) /* a stride of few layers saves nothing */
+            TSR_TRY(try_steps(fits, d, inputs, view, &c, high));
     }
     return TSR_OK;
 }

@@ -126,6 +126,30 @@ tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
                               const tsr_topology_view *view, const tsr_room *room,
                               const tsr_speeds *speeds);
 
+/* The longest row, for training: of a micro-batch of one row, all of whose tokens may be labels; of an objective over
+ * pairs, a row is two documents of that length. */
+typedef struct {
+    int64_t length;        /* `limit`, or a multiple of 256 below it, or of 16 below 256 */
+    int64_t beyond;        /* the next one, which does not fit; 0: `length` is `limit` */
+    int64_t limit;         /* at most TSR_MOST_TOKENS */
+    const char *limit_key; /* of config.json; NULL: TSR_MOST_TOKENS */
+} tsr_longest;
+
+/* inputs: without data; its rows become those of `found`, and are what *out was decided for, as tsr_decide does. The longest
+ * that fits is found by trying, from the limit down: if memory is not monotone in the length, a length between `beyond` and
+ * twice `length` may fit too. TSR_ECONFIG: not even the shortest row fits, as tsr_decide has it. On success free *out with
+ * tsr_decision_free. */
+tsr_status tsr_decide_longest(tsr_decision *out, tsr_longest *found, tsr_inputs *inputs,
+                              const tsr_topology_view *view, const tsr_room *room,
+                              const tsr_speeds *speeds);
+
+/* What `tessera plan --longest` prints before the plan of that row; json: the beginning of an object, whose last member is the
+ * plan. keys: what a job.yaml needs for such rows, "key=value key=value"; command: a line that trains them; NULL: none is
+ * known. */
+tsr_status tsr_longest_print(tsr_text *out, const tsr_longest *found, const tsr_decision *decision,
+                             const tsr_inputs *inputs, const char *keys, const char *command,
+                             bool json);
+
 /* What needs the least memory of all that the configuration allows, whether or not it fits; if it does not, *change
  * gets the smallest change that would. On success free *out with tsr_decision_free. */
 tsr_status tsr_decide_frugal(tsr_decision *out, tsr_text *change, const tsr_inputs *inputs,

@@ -1,5 +1,5 @@
 /*
- * planner/parts.h: shared by decide.c (one choice, the fastest), advise.c (what would fit),
+ * planner/parts.h: shared by decide.c (one choice, the fastest), advise.c and longest.c (what would fit),
  * print.c, screen.c, buffers.c and purposes.c (what is said of it).
  */
 #ifndef TSR_PLANNER_PARTS_H
@@ -82,6 +82,9 @@ tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs);
 /* TSR_ECONFIG: what does not fit, and the smallest change that would. */
 tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view);
+
+/* `text` behind its label, broken at spaces. */
+void tsr_decide_put_line(tsr_text *out, const char *label, const char *text);
 
 /* "157.85 MiB". */
 void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes);

@@ -96,8 +96,7 @@ int tsr_decide_shares(tsr_share *shares, const tsr_decision *d, tsr_place place)
 
 /* ---- lines ---- */
 
-/* `text` behind its label, broken at spaces. */
-static void put_line(tsr_text *out, const char *label, const char *text)
+void tsr_decide_put_line(tsr_text *out, const char *label, const char *text)
 {
     tsr_text_printf(out, "%-*s", LABEL, label);
     tsr_text_wrap(out, text, LABEL, COLUMNS);
@@ -141,7 +140,7 @@ static void put_verdict(tsr_text *out, const tsr_decision *d, const tsr_inputs *
     }
     if (view->ranks > 1)
         tsr_text_printf(&line, ", for each of %d ranks", view->ranks);
-    put_line(out, unknown ? "plan" : fits ? "fits" : "too big", tsr_text_string(&line));
+    tsr_decide_put_line(out, unknown ? "plan" : fits ? "fits" : "too big", tsr_text_string(&line));
     out->failed |= line.failed;
 }
 
@@ -162,7 +161,7 @@ static void put_experts(tsr_text *out, const tsr_layout *layout)
     if (!layout->idle_count)
         return;
     tsr_decide_put_experts(&line, layout);
-    put_line(out, "experts", tsr_text_string(&line));
+    tsr_decide_put_line(out, "experts", tsr_text_string(&line));
     out->failed |= line.failed;
 }
 
@@ -206,7 +205,7 @@ static void put_host(tsr_text *out, const tsr_decision *d, tsr_share *shares)
     put_place(&line, d, shares, TSR_PLACE_HOST);
     put_place(&line, d, shares, TSR_PLACE_NODE);
     if (line.length)
-        put_line(out, "host", tsr_text_string(&line));
+        tsr_decide_put_line(out, "host", tsr_text_string(&line));
     out->failed |= line.failed;
 }
 
@@ -244,7 +243,7 @@ static void put_step(tsr_text *out, const tsr_decision *d)
         tsr_text_puts(&line, "; time unknown: run `tessera env --measure` there, or give --roofs "
                              "FILE");
     }
-    put_line(out, "step", tsr_text_string(&line));
+    tsr_decide_put_line(out, "step", tsr_text_string(&line));
     out->failed |= line.failed;
 }
 
@@ -299,7 +298,7 @@ static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
         tsr_text_puts(&line, "; optimizer states in host memory");
     if (d->alternative_count > 1)
         tsr_text_printf(&line, "; the fastest of %d plans", d->alternative_count);
-    put_line(out, "chosen", tsr_text_string(&line));
+    tsr_decide_put_line(out, "chosen", tsr_text_string(&line));
     out->failed |= line.failed;
 }
 
@@ -312,7 +311,7 @@ static void put_room(tsr_text *out, const tsr_inputs *inputs, const tsr_largest 
         tsr_text_printf(&line, "micro-batches of up to %" PRId64 " tokens", l->tokens);
     tsr_text_printf(&line, " would fit; this job's have up to %" PRId64 ", a row up to %" PRId64,
                     inputs->bounds.tokens, inputs->bounds.longest);
-    put_line(out, "room", tsr_text_string(&line));
+    tsr_decide_put_line(out, "room", tsr_text_string(&line));
     out->failed |= line.failed;
 }
 
@@ -325,7 +324,7 @@ tsr_status tsr_decision_screen(tsr_text *out, const tsr_decision *d, const tsr_i
         return tsr_fail(TSR_ENOMEM, "out of memory while printing the plan");
     put_verdict(out, d, inputs, view, speeds);
     if (change)
-        put_line(out, "change", change);
+        tsr_decide_put_line(out, "change", change);
     put_experts(out, &inputs->layout);
     put_purposes(out, d, shares, inputs->layout.idle_count ? SHOWN - 1 : SHOWN);
     put_host(out, d, shares);
@@ -337,6 +336,7 @@ tsr_status tsr_decision_screen(tsr_text *out, const tsr_decision *d, const tsr_i
     if (largest->tokens)
         put_room(out, inputs, largest);
     if (!change)
-        put_line(out, "more", "--all: every buffer, what was compared, and why; --json: all of it");
+        tsr_decide_put_line(out, "more",
+                            "--all: every buffer, what was compared, and why; --json: all of it");
     return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory while printing the plan") : TSR_OK;
 }

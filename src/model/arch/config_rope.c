@@ -336,3 +336,19 @@ tsr_status tsr_model_config_rope(tsr_model_config *out, const json_t *root, cons
         TSR_TRY(read_partial(out, root, place));
     return out->rope[0].type == TSR_ROPE_LONG ? finish_long(out, root, place) : TSR_OK;
 }
+
+uint64_t tsr_model_positions(const char **key, const tsr_model_config *config)
+{
+    uint64_t positions = config->max_position_embeddings;
+    *key = "max_position_embeddings";
+    if (config->longest_document) /* rope_type 'dynamic' is not computed beyond it */
+        return config->longest_document;
+    for (int i = 0; i < config->rope_count; i++) {
+        double scaled = config->rope[i].original_max_positions * config->rope[i].factor;
+        if (scaled <= (double)positions || scaled > INT32_MAX)
+            continue;
+        positions = (uint64_t)scaled;
+        *key = "rope_scaling";
+    }
+    return positions;
+}
