@@ -231,11 +231,15 @@ static int evaluate_only(tsr_run *r, const tsr_config *config)
     return status == 0 && r->first ? print_evaluation(r, config, &e) : status;
 }
 
+static int plan_form(const tsr_usage *usage)
+{
+    return usage->json ? TSR_PLAN_JSON : usage->all ? TSR_PLAN_BUFFERS : TSR_PLAN_SCREEN;
+}
+
 static int plan_one(tsr_run *r)
 {
     TSR_AUTO_FREE char *text = NULL;
-    int form = r->usage->json ? TSR_PLAN_JSON : r->usage->all ? TSR_PLAN_BUFFERS : TSR_PLAN_SCREEN;
-    int status = tsr_job_print_plan(r->job, form, &text);
+    int status = tsr_job_print_plan(r->job, plan_form(r->usage), &text);
     if (status == 0)
         answer(text, r->usage->json);
     else if (text) /* it does not fit: nothing on stdout, as of any refusal */
@@ -531,6 +535,8 @@ static int call_tool(const tsr_usage *usage, const tsr_job_options *options, cha
         return tsr_merge(options, json, text);
     if (usage->command == TSR_COMMAND_QUANTIZE)
         return tsr_quantize(options, json, text);
+    if (usage->longest)
+        return tsr_plan_longest(options, plan_form(usage), text);
     if (usage->command == TSR_COMMAND_PLAN) /* for several numbers of ranks, side by side */
         return tsr_plan_scale(options, usage->ranks, usage->rank_count, json, text);
     if (usage->command == TSR_COMMAND_ENV)
@@ -543,12 +549,13 @@ static int call_tool(const tsr_usage *usage, const tsr_job_options *options, cha
 
 static int run_tool(const tsr_usage *usage)
 {
-    tsr_run r = {.usage = usage, .details = true};
+    tsr_run r = {.usage = usage, .details = !usage->longest || usage->verbose || usage->all};
     const tsr_job_options options = {.size = sizeof(tsr_job_options),
                                      .config_path = usage->job_path,
                                      .overrides = usage->overrides,
                                      .override_count = usage->override_count,
                                      .purpose = TSR_JOB_PLAN,
+                                     .plan_ranks = usage->ranks[0],
                                      .plan_node = (int)usage->node,
                                      .plan_roofs = usage->roofs,
                                      .log = on_log,
@@ -666,7 +673,7 @@ int main(int argc, char **argv)
         answer(tsr_text_string(&usage.text), false);
     else if (usage.command == TSR_COMMAND_TRANSLATE)
         code = translate(&usage);
-    else if (is_tool(&usage) || usage.rank_count > 1)
+    else if (is_tool(&usage) || usage.rank_count > 1 || usage.longest)
         code = run_tool(&usage);
     else
         code = run_jobs(&patience, &usage, argv[0]);

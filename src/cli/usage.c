@@ -31,18 +31,20 @@ static const command_row commands[] = {
      "    tessera resume runs/first/checkpoint-200 max_steps=400\n",
      .resumes = true},
     {"plan", TSR_COMMAND_PLAN,
-     "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--all] "
-     "[--json]",
+     "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] "
+     "[--longest] [--all] [--json]",
      "whether it fits, what needs the memory, and the expected time of a step; reads no weights",
      "    --ranks N   plan for N ranks; N,N,...: compare them, and shard groups of a node with "
      "one\n"
      "    --node N    ranks of a node [all]\n"
      "    --roofs FILE   what the machines sustain: of tessera env --measure --json, or of\n"
      "                bench/results [what tessera env --measure saved on this machine]\n"
+     "    --longest   the longest row (max_length) that fits, and its plan; reads no data\n"
      "    --all       every buffer with its shape, what was compared, and how it was decided\n"
      "    --json      all of it as JSON on stdout\n",
      "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"
-     "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"},
+     "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"
+     "    tessera plan job.yaml --longest memory_budget=80GiB\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
      "mean loss and perplexity over eval_dataset or validation_split, with or without an adapter",
      "    --json      the result as JSON on stdout\n\n"
@@ -372,21 +374,34 @@ static tsr_status wrong_word(const tsr_usage *usage, const command_row *row, con
                     arg, usage->job_path, known ? tsr_text_string(&name) : "lora_r=8", row->line);
 }
 
+/* What an option without a value sets; NULL: `arg` is none of this command's. */
+static bool *flag_of(tsr_usage *usage, const command_row *row, const char *arg)
+{
+    bool plans = row->command == TSR_COMMAND_PLAN, job = tsr_usage_takes_job(row);
+    const struct {
+        const char *name;
+        bool known;
+        bool *set;
+    } flags[] = {{"--json", row->command != TSR_COMMAND_TRAIN, &usage->json},
+                 {"-v", job, &usage->verbose},
+                 {"--verbose", job, &usage->verbose},
+                 {"--measure", row->command == TSR_COMMAND_ENV, &usage->measure},
+                 {"--all", plans, &usage->all},
+                 {"--longest", plans, &usage->longest}};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (flags[i].known && !strcmp(arg, flags[i].name))
+            return flags[i].set;
+    return NULL;
+}
+
 /* One argument; *index moves over a value that belongs to it. */
 static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char *const *args,
                                  int count, int *index)
 {
     const char *arg = args[*index], *next = *index + 1 < count ? args[*index + 1] : NULL;
-    if (!strcmp(arg, "--json") && row->command != TSR_COMMAND_TRAIN) {
-        usage->json = true;
-        return TSR_OK;
-    }
-    if (tsr_usage_takes_job(row) && (!strcmp(arg, "-v") || !strcmp(arg, "--verbose"))) {
-        usage->verbose = true;
-        return TSR_OK;
-    }
-    if (!strcmp(arg, "--measure") && row->command == TSR_COMMAND_ENV) {
-        usage->measure = true;
+    bool *flag = flag_of(usage, row, arg);
+    if (flag) {
+        *flag = true;
         return TSR_OK;
     }
     if (row->command == TSR_COMMAND_INSPECT && is_option(arg, "--plot")) {
@@ -397,10 +412,6 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--roofs")) {
         *index += !arg[7];
         return read_file(&usage->roofs, "--roofs", arg[7] ? arg + 8 : next, "machine.json");
-    }
-    if (row->command == TSR_COMMAND_PLAN && !strcmp(arg, "--all")) {
-        usage->all = true;
-        return TSR_OK;
     }
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--ranks"))
         return read_ranks(usage, arg, next, index);
@@ -524,6 +535,9 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, const ch
     if (status == TSR_OK && usage.plot && usage.other)
         status = tsr_fail(TSR_EUSAGE, "--plot draws a run: found '%.200s' too; usage: %s",
                           usage.other, row->line);
+    if (status == TSR_OK && usage.longest && usage.rank_count > 1)
+        status = tsr_fail(TSR_EUSAGE, "--longest is for one number of ranks, and --ranks has %d",
+                          usage.rank_count);
     if (status < 0)
         tsr_usage_free(&usage);
     else

@@ -39,6 +39,7 @@ typedef struct {
     const char *html;  /* data --html FILE; borrowed from argv; NULL: not given */
     bool json;         /* --json */
     bool all;          /* plan --all: every buffer */
+    bool longest;      /* plan --longest: of the longest row that fits */
     bool verbose;      /* -v: how it was decided, before the first step */
     bool measure;      /* env --measure */
     const char *other; /* inspect: a second trace; borrowed from argv; NULL: not given */

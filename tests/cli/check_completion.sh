@@ -41,6 +41,7 @@ try 'tessera ' train resume plan eval data merge quantize inspect env translate 
 try 'tessera pl' = plan
 try 'tessera plan --r' --ranks --roofs '!--json'
 try 'tessera plan job.yaml --a' --all --adam_beta1
+try 'tessera plan job.yaml --lon' = --longest
 try 'tessera inspect runs --' = --json --plot --help
 try 'tessera env --m' = --measure
 try 'tessera train job.yaml lora_dr' = lora_dropout=
