@@ -2,9 +2,12 @@
 #include "base/auto.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <utf8proc.h>
 
 #define MOST_PARTS 4 /* code points of a canonical decomposition; its source has at least 2 bytes */
+#define FEW_MARKS  32  /* behind a letter: they are sorted by insertion, more in linear time */
+#define CLASSES    256 /* combining classes */
 
 bool tsr_unicode_white_space(uint32_t code)
 {
@@ -54,16 +57,51 @@ static size_t decompose(mark *marks, size_t count, uint32_t code, size_t begin, 
         (utf8proc_int32_t)code, parts, MOST_PARTS, UTF8PROC_DECOMPOSE | UTF8PROC_STABLE, &unused);
     for (int i = 0; i < part_count; i++) {
         int combining = utf8proc_get_property(parts[i])->combining_class;
-        mark next = {(uint32_t)parts[i], combining, begin, end};
-        size_t at = count++;
-        /* Canonical order: stable by class among the marks that follow a starter. */
-        while (next.combining && at > 0 && marks[at - 1].combining > next.combining) {
-            marks[at] = marks[at - 1];
-            at--;
-        }
-        marks[at] = next;
+        marks[count++] = (mark){(uint32_t)parts[i], combining, begin, end};
     }
     return count;
+}
+
+static void sort_few(mark *marks, size_t count)
+{
+    for (size_t i = 1; i < count; i++) {
+        mark next = marks[i];
+        size_t at = i;
+        for (; at > 0 && marks[at - 1].combining > next.combining; at--)
+            marks[at] = marks[at - 1];
+        marks[at] = next;
+    }
+}
+
+static tsr_status sort_many(mark *marks, size_t count)
+{
+    size_t next[CLASSES + 1] = {0};
+    mark *sorted = malloc(count * sizeof *sorted);
+    if (!sorted)
+        return tsr_fail(TSR_ENOMEM, "no memory to sort %zu marks of a letter", count);
+    for (size_t i = 0; i < count; i++)
+        next[marks[i].combining + 1]++;
+    for (int class = 0; class < CLASSES; class ++)
+        next[class + 1] += next[class];
+    for (size_t i = 0; i < count; i++)
+        sorted[next[marks[i].combining]++] = marks[i];
+    memcpy(marks, sorted, count * sizeof *marks);
+    free(sorted);
+    return TSR_OK;
+}
+
+/* Canonical order: stable by class among the marks that follow a starter. */
+static tsr_status sort_marks(mark *marks, size_t count)
+{
+    for (size_t begin = 0, end; begin < count; begin = end + 1) {
+        for (end = begin; end < count && marks[end].combining; end++)
+            ;
+        if (end - begin <= FEW_MARKS)
+            sort_few(marks + begin, end - begin);
+        else
+            TSR_TRY(sort_many(marks + begin, end - begin));
+    }
+    return TSR_OK;
 }
 
 static void cover(mark *a, const mark *b)
@@ -108,8 +146,10 @@ tsr_status tsr_unicode_nfc(char **out, size_t *out_bytes, size_t **map, const ch
         count = decompose(marks, count, code, i, i + length);
         i += length;
     }
-    if (marks)
+    if (marks) {
+        TSR_TRY(sort_marks(marks, count));
         count = compose(marks, count);
+    }
     char *result = malloc(4 * count + 1);
     size_t *ranges = malloc((8 * count + 1) * sizeof *ranges);
     if (!marks || !result || !ranges) {

@@ -53,8 +53,38 @@ static void sources(void **state)
     free(map);
 }
 
+/* Marks above and below in turn, behind one letter: they are sorted, stably, in linear time. */
+static void many_marks(void **state)
+{
+    (void)state;
+    const size_t pairs[] = {16, 17, 1000, 1000000};
+    for (size_t c = 0; c < sizeof pairs / sizeof *pairs; c++) {
+        size_t count = pairs[c], bytes, *map;
+        char *text = malloc(4 * count + 1), *out;
+        assert_non_null(text);
+        text[0] = 'e';
+        for (size_t i = 0; i < count; i++)
+            memcpy(text + 1 + 4 * i, "\u0301\u0316", 4);
+        assert_int_equal(TSR_OK, tsr_unicode_nfc(&out, &bytes, &map, text, 4 * count + 1));
+        assert_int_equal(bytes, 4 * count);
+        assert_memory_equal(out, "\u00e9", 2);
+        for (size_t i = 0; i < count; i++) { /* each from its own place */
+            assert_memory_equal(out + 2 + 2 * i, "\u0316", 2);
+            assert_int_equal(map[2 * (2 + 2 * i)], 4 * i + 3);
+        }
+        for (size_t i = 1; i < count; i++) {
+            assert_memory_equal(out + 2 * (count + i), "\u0301", 2);
+            assert_int_equal(map[4 * (count + i)], 4 * i + 1);
+        }
+        free(text);
+        free(out);
+        free(map);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(sources)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(sources),
+                                       cmocka_unit_test(many_marks)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
