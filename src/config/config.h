@@ -57,7 +57,8 @@ typedef enum {
 typedef enum {
     TSR_CONFIG_TRUNCATION_ERROR,
     TSR_CONFIG_TRUNCATION_RIGHT,
-    TSR_CONFIG_TRUNCATION_DROP
+    TSR_CONFIG_TRUNCATION_DROP,
+    TSR_CONFIG_TRUNCATION_SPLIT
 } tsr_config_truncation;
 typedef enum {
     TSR_CONFIG_EOT_UNSET, /* of a data set: as the job says */

@@ -308,6 +308,12 @@ static void check_data(const checker *c)
                     "has that many tokens",
                     keys[i], where(c, keys[i]), where(c, "max_length"));
     }
+    if (config->max_length == 0 && config->truncation == TSR_CONFIG_TRUNCATION_SPLIT &&
+        usable(c, "max_length") && usable(c, "truncation"))
+        tsr_config_error(c->errors, where_set(c, "truncation", "max_length"),
+                         "truncation: split (%s) needs a max_length, which is null (%s): no row is "
+                         "longer",
+                         where(c, "truncation"), where(c, "max_length"));
     int64_t date;
     if (config->chat_template_date && !tsr_config_date(&date, config->chat_template_date))
         tsr_config_error(c->errors, where(c, "chat_template_date"),

@@ -259,6 +259,18 @@ static void check_scored(const tsr_config *config, tsr_config_errors *errors)
                      tsr_config_where(config, "objective"));
 }
 
+/* Documents of preferences are compared whole: the later parts of an answer would have no prompt. */
+static void check_split(const tsr_config *config, tsr_config_errors *errors)
+{
+    bool scores = config->objective.kind == TSR_OBJECTIVE_REWARD;
+    if (config->truncation == TSR_CONFIG_TRUNCATION_SPLIT)
+        tsr_config_error(errors, tsr_config_where(config, "truncation"),
+                         "truncation: found split, but objective: %s (%s) compares whole answers "
+                         "to a prompt; write %sdrop or error",
+                         tsr_config_objective_name(config->objective.kind),
+                         tsr_config_where(config, "objective"), scores ? "" : "right, ");
+}
+
 /* A key of an objective, with another one. */
 static void check_idle(const tsr_config *config, tsr_config_errors *errors)
 {
@@ -302,4 +314,5 @@ void tsr_config_check_objective(const tsr_config *config, tsr_config_errors *err
     check_values(config, errors);
     check_others(config, errors);
     check_scored(config, errors);
+    check_split(config, errors);
 }

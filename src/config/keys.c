@@ -96,6 +96,7 @@ static const tsr_key_word truncation_words[] = {
     {"error", TSR_CONFIG_TRUNCATION_ERROR, NULL},
     {"right", TSR_CONFIG_TRUNCATION_RIGHT, NULL},
     {"drop", TSR_CONFIG_TRUNCATION_DROP, NULL},
+    {"split", TSR_CONFIG_TRUNCATION_SPLIT, NULL},
     END,
 };
 static const tsr_key_word packing_words[] = {
@@ -261,7 +262,8 @@ static const tsr_key data_keys[] = {
     {"truncation", G, TSR_KEY_WORD, AT(truncation), truncation_words, .flags = TSR_KEY_RESULT,
      .initial = "error", .trl = "right",
      .help =
-         "what to do with a longer sample; right: cut it; default with objective: reward: drop"},
+         "what to do with a longer sample; right: cut it; split: make several of it; default with "
+         "objective: reward: drop"},
     {"packing", G, TSR_KEY_BOOL, AT(packing), .flags = TSR_KEY_RESULT, .initial = "false",
      .help = "put several samples into a row; they do not see each other"},
     {"packing_strategy", G, TSR_KEY_WORD, AT(packing_strategy), packing_words,

@@ -294,7 +294,7 @@ static tsr_status allocate(tsr_batch *batch)
         if (o->packing && sample.token_count > o->max_length)
             return tsr_fail(TSR_EDATA,
                             "%s:%lld: %d tokens do not fit into a packed row of max_length %lld; "
-                            "raise it, or set truncation to right or drop",
+                            "raise it, or set truncation to split, right or drop",
                             tsr_dataset_file(o->dataset, sample.file), (long long)sample.line,
                             sample.token_count, (long long)o->max_length);
     }

@@ -167,22 +167,28 @@ static tsr_status append_words(tsr_dataset *data, const int32_t *words, uint64_t
     return TSR_OK;
 }
 
+/* The row as a sample, or its parts. */
 static tsr_status append(tsr_dataset *data, const tsr_tokenized *row)
 {
-    uint64_t count = 2 * (uint64_t)row->token_count + (uint64_t)row->document_count;
-    TSR_TRY(append_words(data, row->words, count));
-    TSR_TRY(reserve(&data->own_samples, &data->sample_capacity, data->sample_count, 1,
-                    sizeof *data->own_samples));
-    data->own_samples[data->sample_count++] =
-        (tsr_sample_entry){.first_word = data->word_count,
-                           .token_count = row->token_count,
-                           .document_count = row->document_count,
-                           .label_count = row->label_count,
-                           .desirable = row->desirable,
-                           .margin = row->margin,
-                           .file = row->file,
-                           .line = row->line};
-    data->word_count += count;
+    uint64_t first = data->word_count;
+    TSR_TRY(append_words(data, row->words, row->word_count));
+    TSR_TRY(reserve(&data->own_samples, &data->sample_capacity, data->sample_count,
+                    (uint64_t)row->part_count, sizeof *data->own_samples));
+    for (int32_t i = 0; i < row->part_count; i++) {
+        const tsr_tokenized_part *part = &row->parts[i];
+        data->own_samples[data->sample_count++] =
+            (tsr_sample_entry){.first_word = first,
+                               .token_count = part->token_count,
+                               .document_count = part->document_count,
+                               .label_count = part->label_count,
+                               .desirable = row->desirable,
+                               .margin = row->margin,
+                               .file = row->file,
+                               .part = part->number,
+                               .line = row->line};
+        first += 2 * (uint64_t)part->token_count + (uint64_t)part->document_count;
+    }
+    data->word_count += row->word_count;
     note_findings(data, row->findings, row->file, row->line);
     return TSR_OK;
 }
@@ -339,6 +345,7 @@ static void note_bad_row(reader *r, const tsr_tokenized *row)
 static void note_loss(tsr_dataset_stats *stats, const tsr_tokenized *row)
 {
     tsr_found *found = row->fate == TSR_ROW_CUT        ? &stats->first_cut
+                       : row->fate == TSR_ROW_SPLIT    ? &stats->first_split
                        : row->fate == TSR_ROW_TOO_LONG ? &stats->first_too_long
                        : row->fate == TSR_ROW_EMPTIED  ? &stats->first_emptied
                                                        : NULL;
@@ -363,6 +370,11 @@ static tsr_status take_row(tsr_dataset *data, reader *r, const tsr_tokenized *ro
     stats->truncated += row->fate == TSR_ROW_CUT;
     stats->too_long += row->fate == TSR_ROW_TOO_LONG;
     stats->emptied += row->fate == TSR_ROW_EMPTIED;
+    if (row->fate == TSR_ROW_SPLIT) {
+        stats->split++;
+        stats->parts += row->part_count;
+        stats->empty_parts += row->empty_parts;
+    }
     note_loss(stats, row);
     tsr_row_merge_keys(&data->unread_keys, &row->keys);
     if (!r->bad_rows)
@@ -532,6 +544,9 @@ tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *option
     if (is_chat ? !options->chat : !tsr_data_has_ids(format) && !options->tokenizer)
         return tsr_fail(TSR_EINVAL, "%s: %s", tsr_dataset_key(options),
                         is_chat ? "chats need a chat template" : "text needs a tokenizer");
+    if (options->truncation == TSR_TRUNCATE_SPLIT && (options->pairs || options->max_length == 1))
+        return tsr_fail(TSR_EINVAL, "%s: preferences, and rows of one token, are not split",
+                        tsr_dataset_key(options));
     tsr_dataset *data = calloc(1, sizeof *data);
     if (!data)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", tsr_dataset_key(options));
@@ -589,6 +604,7 @@ tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
                         .desirable = entry->desirable,
                         .margin = entry->margin,
                         .file = entry->file,
+                        .part = entry->part,
                         .line = entry->line};
 }
 

@@ -15,7 +15,10 @@
  *           pairs only the last token of each document is one, even of a document of one token.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without
  *           tokens or without labels is dropped; one that had no labels from the start is kept.
- * Memory    8 bytes a token, 40 a sample, 4 a document; up to twice that while loading. With a
+ * Parts     TSR_TRUNCATE_SPLIT makes several samples of a longer row, its parts, in order: each but the first of a document
+ *           begins with the last token of the part before, so that the label of its first own token has a token that
+ *           predicts it. All labels of the row are there, each once. Parts without a label are dropped as rows are.
+ * Memory    8 bytes a token, 48 a sample, 4 a document; up to twice that while loading. With a
  *           cache they are a file that is mapped; making it takes memory for the samples alone.
  * Threads   A loaded dataset never changes: any number of threads may read it.
  */
@@ -32,7 +35,12 @@
 
 typedef struct tsr_dataset tsr_dataset;
 
-typedef enum { TSR_TRUNCATE_ERROR, TSR_TRUNCATE_RIGHT, TSR_TRUNCATE_DROP } tsr_truncation;
+typedef enum {
+    TSR_TRUNCATE_ERROR,
+    TSR_TRUNCATE_RIGHT,
+    TSR_TRUNCATE_DROP,
+    TSR_TRUNCATE_SPLIT /* not of preferences; max_length must be at least 2 */
+} tsr_truncation;
 
 /* Whether a part of a row alone is trained; AUTO: where the row has such a part. */
 typedef enum { TSR_LOSS_AUTO, TSR_LOSS_YES, TSR_LOSS_NO } tsr_loss_choice;
@@ -105,6 +113,7 @@ typedef struct {
     int32_t desirable; /* of KTO: 1 or 0; of a pair, and of all others, 0 */
     float margin;      /* of a reward model's pair, else 0 */
     int32_t file;      /* which of the files */
+    int32_t part;      /* of a row that was split, from 1; 0: it is a whole row */
     int64_t line;      /* or the row, of a file that has no lines; from 1 */
 } tsr_sample;
 
@@ -120,7 +129,10 @@ typedef struct {
     int64_t truncated;        /* samples cut to max_length */
     int64_t too_long;         /* rows dropped because they are longer than max_length */
     int64_t emptied;          /* rows dropped because cutting took all that was trained */
-    tsr_found first_cut, first_too_long, first_emptied; /* rows: as above */
+    int64_t split;            /* rows that became several samples */
+    int64_t parts;            /* these samples */
+    int64_t empty_parts;      /* not among them: dropped because nothing of them is trained */
+    tsr_found first_cut, first_split, first_too_long, first_emptied; /* rows: as above */
     tsr_found found[TSR_FINDING_COUNT];
 } tsr_dataset_stats;
 

@@ -119,6 +119,14 @@ void tsr_dataset_warn(const tsr_dataset *data, const tsr_dataset_options *option
         tsr_log(TSR_LOG_WARNING, "%s: max_length %lld cut %lld rows and dropped %lld of %lld", key,
                 (long long)options->max_length, (long long)stats->truncated, (long long)dropped,
                 (long long)stats->rows);
+    if (stats->split)
+        tsr_log(TSR_LOG_INFO, "%s: max_length %lld split %lld of %lld rows into %lld samples", key,
+                (long long)options->max_length, (long long)stats->split, (long long)stats->rows,
+                (long long)stats->parts);
+    if (stats->empty_parts)
+        tsr_log(TSR_LOG_WARNING,
+                "%s: %lld parts of split rows have no token to train and are dropped", key,
+                (long long)stats->empty_parts);
     tsr_findings_warn(data, key);
 }
 

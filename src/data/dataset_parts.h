@@ -15,7 +15,7 @@ typedef struct {
     uint64_t first_word;
     int32_t token_count, document_count, label_count, desirable;
     int64_t line;
-    int32_t file;
+    int32_t file, part;
     float margin;
 } tsr_sample_entry;
 

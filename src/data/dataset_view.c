@@ -22,7 +22,11 @@ static void add_stats(tsr_dataset *whole, const tsr_dataset *part, int shift)
     sum->truncated += more->truncated;
     sum->too_long += more->too_long;
     sum->emptied += more->emptied;
+    sum->split += more->split;
+    sum->parts += more->parts;
+    sum->empty_parts += more->empty_parts;
     add_found(&sum->first_cut, &more->first_cut, shift);
+    add_found(&sum->first_split, &more->first_split, shift);
     add_found(&sum->first_too_long, &more->first_too_long, shift);
     add_found(&sum->first_emptied, &more->first_emptied, shift);
     for (int i = 0; i < TSR_FINDING_COUNT; i++)

@@ -2,7 +2,7 @@
  * data/held_out.h: samples of the training data that are evaluated instead.
  *
  * Which ones follows from the seed and the number of samples alone: the same on every rank, on any number of ranks, and when
- * the run is resumed.
+ * the run is resumed. The parts of a row that was split stay together: then rows are counted, not samples.
  */
 #ifndef TSR_DATA_HELD_OUT_H
 #define TSR_DATA_HELD_OUT_H

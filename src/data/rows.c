@@ -319,3 +319,26 @@ int32_t tsr_row_longest(const tsr_row *row)
         longest = row->lengths[d] > longest ? row->lengths[d] : longest;
     return longest;
 }
+
+bool tsr_row_next_part(tsr_row_part *part, const tsr_row *row, int64_t most)
+{
+    size_t at = part->end, document = part->document, begin = part->document_begin;
+    if (at == row->token_count)
+        return false;
+    while (begin + (size_t)row->lengths[document] <= at)
+        begin += (size_t)row->lengths[document++];
+    *part = (tsr_row_part){.begin = at - (at > begin),
+                           .document = document,
+                           .document_begin = begin,
+                           .document_count = 1};
+    size_t end = begin + (size_t)row->lengths[document], stop = part->begin + (size_t)most;
+    while (end < stop && ++document < row->document_count &&
+           end + (size_t)row->lengths[document] <= stop) {
+        end += (size_t)row->lengths[document];
+        part->document_count++;
+    }
+    part->end = end < stop ? end : stop;
+    for (size_t i = part->begin + 1; i < part->end; i++)
+        part->label_count += row->labels[i] != TSR_LABEL_IGNORED;
+    return true;
+}

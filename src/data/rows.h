@@ -44,6 +44,19 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
 /* Appends the keys that are not there yet: "loss_weight", "is_masked". */
 void tsr_row_merge_keys(tsr_text *all, const tsr_text *keys);
 
+/* One of the samples that a row is split into. Zero-initialise. */
+typedef struct {
+    size_t begin, end; /* its tokens */
+    size_t document,
+        document_begin; /* the document that it begins in, and that document's first token */
+    int32_t document_count, label_count; /* its first token is no label */
+} tsr_row_part;
+
+/* The part of at most `most` tokens behind *part; false: there is none. A document that fits into what is left of a part
+ * goes there whole, any other begins a part. What is left of a document begins with its last token before: `most` is at
+ * least 2. */
+bool tsr_row_next_part(tsr_row_part *part, const tsr_row *row, int64_t most);
+
 /* Cuts *row to its first `most` tokens; of preferences each document. */
 void tsr_row_cut(tsr_row *row, int64_t most);
 void tsr_row_cut_documents(tsr_row *row, int64_t most);

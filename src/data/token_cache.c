@@ -36,7 +36,7 @@ typedef struct {
     uint64_t bytes[SECTIONS], hash;
 } footer;
 
-static const char magic[16] = "tessera tokens\n2";
+static const char magic[16] = "tessera tokens\n3";
 _Static_assert(sizeof(footer) == BLOCK_BYTES, "the last block of a file");
 
 /* A hash of blocks: eight sums side by side, so that it is as fast as memory. */

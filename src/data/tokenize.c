@@ -50,6 +50,7 @@ static void clear(tsr_tokenized *row)
     json_decref(row->object);
     free(row->error);
     free(row->words);
+    free(row->parts);
     tsr_text_clear(&place);
     tsr_text_clear(&keys);
     *row = (tsr_tokenized){.place = place, .keys = keys};
@@ -85,10 +86,16 @@ static tsr_status truncate_row(tsr_tokenized *out, tsr_row *row, const tsr_datas
             "%s: the row has %zu tokens, max_length is %lld; raise max_length (this row "
             "needs %zu), or set truncation to %sdrop",
             tsr_text_string(&out->place), out->length, (long long)options->max_length, out->length,
-            options->pairs == TSR_PAIRS_REWARD ? "" : "right (cuts) or ");
+            options->pairs == TSR_PAIRS_REWARD ? ""
+            : pairs                            ? "right (cuts) or "
+                                               : "split (into several), right (cuts) or ");
     out->fate = TSR_ROW_TOO_LONG;
     if (options->truncation == TSR_TRUNCATE_DROP || options->pairs == TSR_PAIRS_REWARD)
         return TSR_OK;
+    if (options->truncation == TSR_TRUNCATE_SPLIT) {
+        out->fate = TSR_ROW_SPLIT;
+        return TSR_OK;
+    }
     if (pairs)
         return cut_pair(out, row, options);
     tsr_row_cut(row, options->max_length);
@@ -96,22 +103,84 @@ static tsr_status truncate_row(tsr_tokenized *out, tsr_row *row, const tsr_datas
     return TSR_OK;
 }
 
-static tsr_status copy(tsr_tokenized *out, const tsr_row *row)
+static tsr_status allocate(tsr_tokenized *out, size_t parts, size_t words)
+{
+    out->words = malloc(words * sizeof *out->words);
+    out->parts = malloc(parts * sizeof *out->parts);
+    if (!out->words || !out->parts)
+        return tsr_fail(TSR_ENOMEM, "no memory for the %zu tokens of a row", words / 2);
+    out->word_count = words;
+    out->part_count = (int32_t)parts;
+    return TSR_OK;
+}
+
+static tsr_status copy_whole(tsr_tokenized *out, const tsr_row *row)
 {
     size_t tokens = row->token_count, documents = row->document_count;
-    int32_t *words = out->words = malloc((2 * tokens + documents) * sizeof *words);
-    if (!words)
-        return tsr_fail(TSR_ENOMEM, "no memory for a row of %zu tokens", tokens);
-    memcpy(words, row->ids, tokens * sizeof *words);
-    memcpy(words + tokens, row->labels, tokens * sizeof *words);
-    memcpy(words + 2 * tokens, row->lengths, documents * sizeof *words);
-    out->token_count = (int32_t)tokens;
-    out->document_count = (int32_t)documents;
-    out->label_count = (int32_t)row->label_count;
+    TSR_TRY(allocate(out, 1, 2 * tokens + documents));
+    memcpy(out->words, row->ids, tokens * sizeof *out->words);
+    memcpy(out->words + tokens, row->labels, tokens * sizeof *out->words);
+    memcpy(out->words + 2 * tokens, row->lengths, documents * sizeof *out->words);
+    *out->parts =
+        (tsr_tokenized_part){0, (int32_t)tokens, (int32_t)documents, (int32_t)row->label_count};
+    return TSR_OK;
+}
+
+/* The words of a part; returns where the next ones go. */
+static int32_t *copy_part(int32_t *words, const tsr_row *row, const tsr_row_part *part)
+{
+    size_t tokens = part->end - part->begin, left = tokens;
+    memcpy(words, row->ids + part->begin, tokens * sizeof *words);
+    words += tokens;
+    memcpy(words, row->labels + part->begin, tokens * sizeof *words);
+    words[0] = TSR_LABEL_IGNORED; /* a label of the part before, or of none */
+    words += tokens;
+    size_t length = (size_t)row->lengths[part->document] - (part->begin - part->document_begin);
+    for (int32_t d = 0; d < part->document_count; d++) {
+        if (d)
+            length = (size_t)row->lengths[part->document + (size_t)d];
+        *words = (int32_t)(length < left ? length : left);
+        left -= (size_t)*words++;
+    }
+    return words;
+}
+
+static bool is_kept(const tsr_row_part *part, const tsr_row *row)
+{
+    return part->label_count || !row->label_count;
+}
+
+static tsr_status copy_parts(tsr_tokenized *out, const tsr_row *row, int64_t most)
+{
+    size_t count = 0, words = 0;
+    for (tsr_row_part part = {0}; tsr_row_next_part(&part, row, most);) {
+        if (is_kept(&part, row)) {
+            count++;
+            words += 2 * (part.end - part.begin) + (size_t)part.document_count;
+        }
+    }
+    TSR_TRY(allocate(out, count, words));
+    int32_t *at = out->words, number = 0;
+    tsr_tokenized_part *next = out->parts;
+    for (tsr_row_part part = {0}; tsr_row_next_part(&part, row, most);) {
+        number++;
+        if (is_kept(&part, row)) {
+            at = copy_part(at, row, &part);
+            *next++ = (tsr_tokenized_part){number, (int32_t)(part.end - part.begin),
+                                           part.document_count, part.label_count};
+        }
+    }
+    out->empty_parts = number - out->part_count;
+    return TSR_OK;
+}
+
+static tsr_status copy(tsr_tokenized *out, const tsr_row *row, const tsr_dataset_options *options)
+{
     out->desirable = row->desirable;
     out->margin = row->margin;
     out->findings = row->findings;
-    return TSR_OK;
+    return out->fate == TSR_ROW_SPLIT ? copy_parts(out, row, options->max_length)
+                                      : copy_whole(out, row);
 }
 
 static tsr_status read_row(tsr_tokenized *out, worker *w)
@@ -122,7 +191,7 @@ static tsr_status read_row(tsr_tokenized *out, worker *w)
     TSR_TRY(truncate_row(out, &w->row, options));
     if (w->row.keys.length)
         tsr_text_append(&out->keys, w->row.keys.data, w->row.keys.length);
-    return out->fate <= TSR_ROW_CUT ? copy(out, &w->row) : TSR_OK;
+    return out->fate <= TSR_ROW_SPLIT ? copy(out, &w->row, options) : TSR_OK;
 }
 
 static void tokenize(tsr_tokenized *out, worker *w)

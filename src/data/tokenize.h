@@ -16,7 +16,19 @@
 typedef struct tsr_tokenize tsr_tokenize;
 
 /* What max_length did to a row. */
-typedef enum { TSR_ROW_KEPT, TSR_ROW_CUT, TSR_ROW_TOO_LONG, TSR_ROW_EMPTIED } tsr_row_fate;
+typedef enum {
+    TSR_ROW_KEPT,
+    TSR_ROW_CUT,
+    TSR_ROW_SPLIT,
+    TSR_ROW_TOO_LONG,
+    TSR_ROW_EMPTIED
+} tsr_row_fate;
+
+/* A sample of a row: all of it, or a part. */
+typedef struct {
+    int32_t number; /* of a part, from 1; 0: all of it */
+    int32_t token_count, document_count, label_count;
+} tsr_tokenized_part;
 
 /* A row on its way. */
 typedef struct {
@@ -30,11 +42,15 @@ typedef struct {
     tsr_error *error; /* of a negative status; NULL: no memory for it */
     tsr_row_fate fate;
     size_t length; /* tokens before it was cut */
-    int32_t token_count, document_count, label_count, desirable;
+    tsr_tokenized_part *parts;
+    int32_t part_count, empty_parts; /* that are there, and those without a label, which are not */
+    int32_t desirable;
     float margin;
     unsigned findings; /* a bit for each tsr_finding */
     tsr_text keys;     /* as tsr_row's */
-    int32_t *words;    /* ids, labels, lengths; NULL: status is negative, or it was dropped */
+    int32_t
+        *words; /* ids, labels, lengths of each part; NULL: status is negative, or it was dropped */
+    uint64_t word_count;
 } tsr_tokenized;
 
 /* options->threads of them; all of `options` is borrowed until the end. On success the caller owns *out. */

@@ -516,7 +516,7 @@ static tsr_status check_longest(const tsr_inputs *inputs)
                     "%s/config.json: rope_type 'dynamic' turns rows of more than "
                     "max_position_embeddings %llu tokens by the longest of their batch, which is "
                     "not supported, and the longest here has %lld; write max_length: %llu with "
-                    "truncation: right or drop",
+                    "truncation: split, right or drop",
                     inputs->config.model_name_or_path, (unsigned long long)most,
                     (long long)inputs->bounds.longest, (unsigned long long)most);
 }

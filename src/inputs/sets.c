@@ -370,7 +370,9 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
         [TSR_CONFIG_FORMAT_UNPAIRED] = TSR_DATA_UNPAIRED};
     static const tsr_truncation truncations[] = {[TSR_CONFIG_TRUNCATION_ERROR] = TSR_TRUNCATE_ERROR,
                                                  [TSR_CONFIG_TRUNCATION_RIGHT] = TSR_TRUNCATE_RIGHT,
-                                                 [TSR_CONFIG_TRUNCATION_DROP] = TSR_TRUNCATE_DROP};
+                                                 [TSR_CONFIG_TRUNCATION_DROP] = TSR_TRUNCATE_DROP,
+                                                 [TSR_CONFIG_TRUNCATION_SPLIT] =
+                                                     TSR_TRUNCATE_SPLIT};
     const tsr_config *config = &inputs->config;
     const tsr_config_set none = {0};
     renamed names;

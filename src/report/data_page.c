@@ -45,6 +45,8 @@ static void put_place(tsr_text *out, const tsr_data_figures *f, int64_t sample)
     tsr_sample s = tsr_dataset_sample(f->data, sample);
     put_name(out, tsr_dataset_file(f->data, s.file));
     tsr_text_printf(out, ":%lld", (long long)s.line);
+    if (s.part)
+        tsr_text_printf(out, " (part %d)", s.part);
 }
 
 /* ---- numbers ---- */
@@ -77,6 +79,9 @@ static void put_numbers(tsr_text *out, const tsr_data_figures *f)
     put_row(out, "dropped: longer than max_length", s->too_long);
     put_row(out, "dropped: nothing to train was left", s->emptied);
     put_row(out, "cut to max_length", s->truncated);
+    put_row(out, "split by max_length", s->split);
+    put_row(out, "samples of these", s->parts);
+    put_row(out, "dropped: parts without a token to train", s->empty_parts);
     put_row(out, "samples without a token to train", s->unlabelled);
     put_row(out, "samples with the tokens of an earlier one", f->duplicates.samples);
     if (f->rows)

@@ -79,17 +79,26 @@ static tsr_status put_tokens(tsr_text *out, const tsr_data_figures *f, const tsr
     return status;
 }
 
+/* "train.jsonl:7", "train.jsonl:7 (part 2)" */
+static void put_place(tsr_text *out, const tsr_data_figures *f, int64_t sample)
+{
+    tsr_sample s = tsr_dataset_sample(f->data, sample);
+    tsr_text_name(out, tsr_dataset_file(f->data, s.file));
+    tsr_text_printf(out, ":%lld", (long long)s.line);
+    if (s.part)
+        tsr_text_printf(out, " (part %d)", s.part);
+}
+
 static tsr_status put_examples(tsr_text *out, const tsr_data_figures *f, int64_t show, bool colour)
 {
     int64_t count = show < f->stats->samples ? show : f->stats->samples;
     for (int64_t i = 0; i < count; i++) {
         tsr_sample s = tsr_dataset_sample(f->data, i);
         tsr_text_puts(out, "\n-- ");
-        tsr_text_name(out, tsr_dataset_file(f->data, s.file));
-        tsr_text_printf(out, ":%lld: %d tokens, %d trained%s%s%s%s%s\n", (long long)s.line,
-                        s.token_count, s.label_count, colour ? " (in " : " (between ",
-                        colour ? trained_colour : open_mark, colour ? "colour" : " and ",
-                        colour ? end_colour : close_mark, ")");
+        put_place(out, f, i);
+        tsr_text_printf(out, ": %d tokens, %d trained%s%s%s%s%s\n", s.token_count, s.label_count,
+                        colour ? " (in " : " (between ", colour ? trained_colour : open_mark,
+                        colour ? "colour" : " and ", colour ? end_colour : close_mark, ")");
         if (*f->lacking)
             tsr_text_printf(out, "-- tokens are apart by %s\n", between);
         TSR_TRY(put_tokens(out, f, &s, colour));
@@ -139,18 +148,19 @@ static void put_losses(tsr_text *out, const tsr_data_figures *f)
                         most);
         put_first(out, f, &s->first_cut);
     }
+    if (s->split) {
+        tsr_text_printf(out,
+                        "  split      %lld rows longer than max_length %lld, into %lld samples",
+                        (long long)s->split, most, (long long)s->parts);
+        put_first(out, f, &s->first_split);
+    }
+    if (s->empty_parts)
+        tsr_text_printf(out, "  dropped    %lld parts of split rows with nothing to train\n",
+                        (long long)s->empty_parts);
     if (s->unlabelled)
         tsr_text_printf(out, "  no label   %lld samples, kept\n", (long long)s->unlabelled);
-    if (!s->too_long && !s->emptied && !s->truncated)
+    if (!s->too_long && !s->emptied && !s->truncated && !s->empty_parts)
         tsr_text_puts(out, "  dropped    nothing\n");
-}
-
-/* "train.jsonl:7" */
-static void put_place(tsr_text *out, const tsr_data_figures *f, int64_t sample)
-{
-    tsr_sample s = tsr_dataset_sample(f->data, sample);
-    tsr_text_name(out, tsr_dataset_file(f->data, s.file));
-    tsr_text_printf(out, ":%lld", (long long)s.line);
 }
 
 static void put_longest(tsr_text *out, const tsr_data_figures *f)
@@ -299,10 +309,11 @@ static json_t *json_examples(const tsr_data_figures *f, int64_t show, bool *fail
     for (int64_t i = 0; i < show && i < f->stats->samples; i++) {
         tsr_sample s = tsr_dataset_sample(f->data, i);
         push(list,
-             json_pack("{s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o}", "file",
-                       tsr_dataset_file(f->data, s.file), "line", (json_int_t)s.line,
-                       "trained_tokens", s.label_count, "pieces", json_pieces(f, &s, failed),
-                       "input_ids", integers(s.ids, s.token_count, failed), "labels",
+             json_pack("{s:s, s:I, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "file",
+                       tsr_dataset_file(f->data, s.file), "line", (json_int_t)s.line, "part",
+                       s.part, "trained_tokens", s.label_count, "pieces",
+                       json_pieces(f, &s, failed), "input_ids",
+                       integers(s.ids, s.token_count, failed), "labels",
                        integers(s.labels, s.token_count, failed), "seq_lengths",
                        integers(s.lengths, s.document_count, failed), "documents",
                        json_documents(f, &s, failed)),
@@ -329,8 +340,8 @@ static json_t *json_findings(const tsr_data_figures *f, bool *failed)
 static json_t *json_place(const tsr_data_figures *f, int64_t sample)
 {
     tsr_sample s = tsr_dataset_sample(f->data, sample);
-    return json_pack("{s:s, s:I}", "file", tsr_dataset_file(f->data, s.file), "line",
-                     (json_int_t)s.line);
+    return json_pack("{s:s, s:I, s:i}", "file", tsr_dataset_file(f->data, s.file), "line",
+                     (json_int_t)s.line, "part", s.part);
 }
 
 /* null: none */
@@ -347,9 +358,9 @@ static json_t *json_longest(const tsr_data_figures *f, bool *failed)
     for (int i = 0; i < f->longest_count; i++) {
         tsr_sample s = tsr_dataset_sample(f->data, f->longest_samples[i]);
         push(list,
-             json_pack("{s:s, s:I, s:i, s:i}", "file", tsr_dataset_file(f->data, s.file), "line",
-                       (json_int_t)s.line, "tokens", s.token_count, "trained_tokens",
-                       s.label_count),
+             json_pack("{s:s, s:I, s:i, s:i, s:i}", "file", tsr_dataset_file(f->data, s.file),
+                       "line", (json_int_t)s.line, "part", s.part, "tokens", s.token_count,
+                       "trained_tokens", s.label_count),
              failed);
     }
     return list;
@@ -399,15 +410,19 @@ static tsr_status json_figures(json_t *sets, const tsr_data_figures *f, int64_t 
                   "documents", (json_int_t)s->documents, "tokens", (json_int_t)s->tokens,
                   "trained_tokens", (json_int_t)s->label_tokens);
     json_auto_t *rest = json_pack(
-        "{s:{s:i, s:i, s:i, s:f, s:o}, s:I, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o}", "length",
-        "shortest", f->shortest, "longest", f->longest, "median", f->median, "mean", f->mean,
-        "histogram", json_histogram(f, &failed), "max_length", (json_int_t)f->config->max_length,
-        "dropped", "too_long", (json_int_t)s->too_long, "emptied", (json_int_t)s->emptied, "cut",
-        (json_int_t)s->truncated, "without_labels", (json_int_t)s->unlabelled, "findings",
+        "{s:{s:i, s:i, s:i, s:f, s:o}, s:I, s:{s:I, s:I, s:I}, s:I, s:{s:I, s:I}, s:I, s:o, s:o, "
+        "s:o}",
+        "length", "shortest", f->shortest, "longest", f->longest, "median", f->median, "mean",
+        f->mean, "histogram", json_histogram(f, &failed), "max_length",
+        (json_int_t)f->config->max_length, "dropped", "too_long", (json_int_t)s->too_long,
+        "emptied", (json_int_t)s->emptied, "parts", (json_int_t)s->empty_parts, "cut",
+        (json_int_t)s->truncated, "split", "rows", (json_int_t)s->split, "samples",
+        (json_int_t)s->parts, "without_labels", (json_int_t)s->unlabelled, "findings",
         json_findings(f, &failed), "packing", packing, "examples", json_examples(f, show, &failed));
     json_t *first =
-        json_pack("{s:o, s:o, s:o}", "too_long", json_found(f, &s->first_too_long), "emptied",
-                  json_found(f, &s->first_emptied), "cut", json_found(f, &s->first_cut));
+        json_pack("{s:o, s:o, s:o, s:o}", "too_long", json_found(f, &s->first_too_long), "emptied",
+                  json_found(f, &s->first_emptied), "cut", json_found(f, &s->first_cut), "split",
+                  json_found(f, &s->first_split));
     json_auto_t *more = json_pack("{s:o, s:o, s:o, s:o}", "first_lost", first, "longest_samples",
                                   json_longest(f, &failed), "duplicates",
                                   json_duplicates(f, &failed), "by_file", json_files(f, &failed));

@@ -71,7 +71,7 @@ static void pretokenized_rows(void **state)
     assert_int_equal(stats->longest_sample, 5);
     assert_int_equal(stats->longest_document, 3);
     assert_int_equal(stats->unlabelled, 1);
-    assert_int_equal(tsr_dataset_bytes(data), 9 * 8 + 4 * 4 + 3 * 40);
+    assert_int_equal(tsr_dataset_bytes(data), 9 * 8 + 4 * 4 + 3 * 48);
     tsr_dataset_destroy(data);
 }
 

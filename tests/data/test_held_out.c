@@ -134,6 +134,37 @@ static void seeds(void **state)
         assert_in_range(often[i], 20, 80);
 }
 
+/* The parts of a row that was split stay together, and rows are counted. */
+static void parts_stay_together(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        const char *path = scratch_path("long.jsonl");
+        tsr_text text = {0};
+        tsr_dataset *data = NULL;
+        int held_parts[MOST] = {0}, count = 0;
+        for (int i = 0; i < 20; i++)
+            tsr_text_puts(&text,
+                          i % 3 ? "{\"input_ids\":[1,2,3,4,5,6,7]}\n" : "{\"input_ids\":[1,2]}\n");
+        write_text(path, tsr_text_string(&text));
+        tsr_text_free(&text);
+        const tsr_dataset_options options = {
+            .files = &path, .file_count = 1, .max_length = 3, .truncation = TSR_TRUNCATE_SPLIT};
+        assert_int_equal(tsr_dataset_load(&data, &options), TSR_OK);
+        assert_int_equal(tsr_dataset_sample_count(data), 7 + 3 * 13);
+        tsr_dataset *held = hold(data, 0.25, seed, 0);
+        for (int64_t i = 0; i < tsr_dataset_sample_count(held); i++)
+            held_parts[tsr_dataset_sample(held, i).line]++;
+        for (int64_t i = 0; i < tsr_dataset_sample_count(data); i++)
+            assert_int_equal(held_parts[tsr_dataset_sample(data, i).line], 0);
+        for (int i = 1; i <= 20; i++)
+            count += held_parts[i] > 0;
+        assert_int_equal(count, 5);
+        tsr_dataset_destroy(held);
+        tsr_dataset_destroy(data);
+    }
+}
+
 /* max_eval_samples leaves the split as it is. */
 static void most(void **state)
 {
@@ -182,6 +213,7 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(parts), cmocka_unit_test(seeds),
+                                       cmocka_unit_test(parts_stay_together),
                                        cmocka_unit_test(most), cmocka_unit_test(refused)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

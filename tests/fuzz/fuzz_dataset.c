@@ -8,7 +8,7 @@
 
 #define MODEL  TSR_SOURCE_DIR "/examples/tiny-llama"
 #define MARKED TSR_SOURCE_DIR "/tests/golden/templates/generation.jinja"
-#define SHORT  24  /* tokens: longer rows are cut, dropped or refused */
+#define SHORT  24  /* tokens: longer rows are cut, dropped, split or refused */
 #define LABELS 216 /* choices of what reads rows with labels */
 
 static tsr_tokenizer *tokenizer;
@@ -59,7 +59,8 @@ static void check_dataset(const tsr_dataset *data, const tsr_dataset_options *op
     int64_t tokens = 0, labels = 0;
     fuzz_check(tsr_dataset_format(data) == options->format && stats->label_tokens > 0);
     bool later = options->pairs == TSR_PAIRS_KTO; /* documents are cut once they are in twos */
-    fuzz_check(stats->rows == stats->samples + stats->too_long + stats->emptied);
+    fuzz_check(stats->rows + stats->parts ==
+               stats->samples + stats->split + stats->too_long + stats->emptied);
     for (int64_t i = 0; i < stats->samples; i++) {
         tsr_sample s = tsr_dataset_sample(data, i);
         fuzz_check(!options->pairs || later || s.document_count == 2);
@@ -73,8 +74,15 @@ static void check_dataset(const tsr_dataset *data, const tsr_dataset_options *op
 /* What reads rows with labels; *asks: whether a format may not have what is asked for. */
 static void choose_labels(tsr_dataset_options *options, tsr_chat **chat, bool *asks, unsigned bits)
 {
-    options->truncation = (tsr_truncation)choose(&bits, 3);
-    options->max_length = choose(&bits, 2) ? SHORT : 0;
+    static const struct {
+        tsr_truncation how;
+        int64_t most;
+    } lengths[] = {{TSR_TRUNCATE_ERROR, 0},     {TSR_TRUNCATE_SPLIT, SHORT},
+                   {TSR_TRUNCATE_SPLIT, 2},     {TSR_TRUNCATE_ERROR, SHORT},
+                   {TSR_TRUNCATE_RIGHT, SHORT}, {TSR_TRUNCATE_DROP, SHORT}};
+    int length = choose(&bits, 6);
+    options->truncation = lengths[length].how;
+    options->max_length = lengths[length].most;
     options->completion_only = (tsr_loss_choice)choose(&bits, 3);
     options->assistant_only = (tsr_loss_choice)choose(&bits, 3);
     *chat = chats[choose(&bits, 2)];

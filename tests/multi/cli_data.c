@@ -220,6 +220,14 @@ static void figures(void)
     expect(json.out, "\"first_lost\":{\"too_long\":{\"file\":\"texts.jsonl\",\"line\":2}");
     cli_output_free(&text);
     cli_output_free(&json);
+    run_data(&text, "truncation=split max_length=5");
+    expect(text.out, "  split      2 rows longer than max_length 5, into ");
+    expect(text.out, " (first texts.jsonl:2)\n");
+    expect(text.out, "texts.jsonl:2 (part 1), 5 tokens, 4 trained\n");
+    run_data(&json, "truncation=split max_length=5 --json");
+    expect(json.out, "\"split\":{\"file\":\"texts.jsonl\",\"line\":2}");
+    cli_output_free(&text);
+    cli_output_free(&json);
     char *coloured = type_on_terminal("NO_COLOR=", "data job.yaml dataset=pairs.jsonl --show 1");
     char *grey = type_on_terminal("NO_COLOR=1", "data job.yaml dataset=pairs.jsonl --show 1");
     expect(coloured, "\033[1;32m three<|eot_id|>\033[0m");
