@@ -95,6 +95,16 @@ static bool own_samples(tsr_dataset *data)
     return true;
 }
 
+/* Rows that samples are of: parts of one are behind each other, but where data sets are interleaved. */
+static int64_t count_rows(const tsr_sample *samples, uint64_t count)
+{
+    int64_t rows = 0;
+    for (uint64_t i = 0; i < count; i++)
+        rows += !i || !samples[i].part || samples[i].line != samples[i - 1].line ||
+                samples[i].file != samples[i - 1].file;
+    return rows;
+}
+
 tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves)
 {
     tsr_dataset *part = calloc(1, sizeof *part);
@@ -125,9 +135,9 @@ tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *
                           .file_count = data->file_count,
                           .file_formats = data->file_formats,
                           .format = data->format,
-                          .stats.rows = (int64_t)count};
+                          .stats.rows = count_rows(taken, count)};
     data->sample_count = kept;
-    data->stats.rows -= (int64_t)count;
+    data->stats.rows -= part->stats.rows;
     tsr_dataset_measure(data);
     tsr_dataset_measure(part);
     *out = part;

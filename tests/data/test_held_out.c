@@ -160,6 +160,8 @@ static void parts_stay_together(void **state)
         for (int i = 1; i <= 20; i++)
             count += held_parts[i] > 0;
         assert_int_equal(count, 5);
+        assert_int_equal(tsr_dataset_stats_of(held)->rows, 5);
+        assert_int_equal(tsr_dataset_stats_of(data)->rows, 15);
         tsr_dataset_destroy(held);
         tsr_dataset_destroy(data);
     }
