@@ -7,6 +7,7 @@
 #include "inputs/experts.h"
 #include "inputs/kind.h"
 #include "inputs/objective.h"
+#include "inputs/positions.h"
 #include "inputs/sets.h"
 #include "io/missing.h"
 #include "model/arch/arch.h"
@@ -507,20 +508,6 @@ static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
     return TSR_OK;
 }
 
-static tsr_status check_longest(const tsr_inputs *inputs)
-{
-    uint64_t most = inputs->model.longest_document;
-    if (!most || inputs->bounds.longest <= (int64_t)most)
-        return TSR_OK;
-    return tsr_fail(TSR_EDATA,
-                    "%s/config.json: rope_type 'dynamic' turns rows of more than "
-                    "max_position_embeddings %llu tokens by the longest of their batch, which is "
-                    "not supported, and the longest here has %lld; write max_length: %llu with "
-                    "truncation: split, right or drop",
-                    inputs->config.model_name_or_path, (unsigned long long)most,
-                    (long long)inputs->bounds.longest, (unsigned long long)most);
-}
-
 tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
 {
     const tsr_config *config = &inputs->config;
@@ -533,7 +520,7 @@ tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
     if (train)
         warn_of_same_data(inputs);
     keep_date(inputs);
-    return check_longest(inputs);
+    return tsr_inputs_check_positions(inputs);
 }
 
 tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
@@ -584,6 +571,8 @@ static void assume_bounds(tsr_inputs *inputs)
                                         .label_rows = scores ? documents : tokens,
                                         .longest = length};
     inputs->contributions = 1024;
+    if (tsr_config_is_set(config, "max_length"))
+        tsr_inputs_warn_of_positions(inputs);
 }
 
 void tsr_inputs_assume_data(tsr_inputs *inputs)

@@ -69,6 +69,8 @@ static void test_llama3(void **state)
     assert_true(c.rope[0].theta == 500000 && c.rope[0].factor == 8 &&
                 c.rope[0].low_frequency_factor == 1 && c.rope[0].high_frequency_factor == 4);
     assert_int_equal(c.rope[0].original_max_positions, 8192);
+    const char *key;
+    assert_int_equal(tsr_model_positions(&key, &c), 131072); /* which 8 x 8192 does not reach */
     assert_int_equal(c.head_dim, 128);
     assert_int_equal(c.eos_count, 3);
     assert_int_equal(c.eos_token_id[2], 128009);
@@ -430,14 +432,42 @@ static void test_documented(void **state)
     assert_int_equal(missing, 0);
 }
 
+/* Of what lengths a model is, with and without scaling. */
+static void test_positions(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config;
+        uint64_t positions;
+    } cases[] = {
+        {LLAMA_WITH(""), 2048},
+        {LLAMA_WITH(",\"max_position_embeddings\":1000"), 1000},
+        {LLAMA_WITH(",\"max_position_embeddings\":1000,\"rope_scaling\":{\"type\":\"linear\","
+                    "\"factor\":2.5}"),
+         2500},
+        {LLAMA_WITH(",\"max_position_embeddings\":1000,\"rope_scaling\":{\"rope_type\":\"yarn\","
+                    "\"factor\":4}"),
+         4000},
+        {LLAMA_WITH(",\"max_position_embeddings\":1000,\"rope_scaling\":{\"rope_type\":\"yarn\","
+                    "\"factor\":4,\"original_max_position_embeddings\":500}"),
+         2000},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_model_config c;
+        const char *key;
+        assert_int_equal(parse(&c, cases[i].config), TSR_OK);
+        assert_int_equal(tsr_model_positions(&key, &c), cases[i].positions);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_documented),    cmocka_unit_test(test_tiny_llama),
-        cmocka_unit_test(test_llama3),        cmocka_unit_test(test_mistral),
-        cmocka_unit_test(test_qwen2),         cmocka_unit_test(test_qwen3),
-        cmocka_unit_test(test_broken),        cmocka_unit_test(test_described),
-        cmocka_unit_test(test_mixed_windows),
+        cmocka_unit_test(test_positions),  cmocka_unit_test(test_documented),
+        cmocka_unit_test(test_tiny_llama), cmocka_unit_test(test_llama3),
+        cmocka_unit_test(test_mistral),    cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_qwen3),      cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_described),  cmocka_unit_test(test_mixed_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -167,6 +167,49 @@ static char *type_on_terminal(const char *before, const char *words)
     return text;
 }
 
+static void train(cli_output *output, int ranks, const char *words)
+{
+    char line[600];
+    snprintf(line, sizeof line,
+             "train job.yaml overwrite_output_dir=true max_steps=2 num_train_epochs=1 "
+             "per_device_train_batch_size=1 total_batch_size=2 %s",
+             words);
+    cli_run(output, ranks, NULL, line);
+    if (output->code != 0)
+        cli_fail("%s: exit code %d\n%s", words, output->code, output->err);
+}
+
+/* Rows that are split train the same on any number of ranks; rows beyond the model's positions are trained with a warning. */
+static void long_rows(void)
+{
+    cli_output output;
+    size_t bytes[2];
+    char *adapter[2];
+    cli_case_begin(CLI_TINY_LLAMA);
+    for (int i = 0; i < 2; i++) {
+        train(&output, 1 + i, "truncation=split max_length=3 packing=true output_dir=out");
+        cli_output_free(&output);
+        adapter[i] = cli_read("out/adapter_model.safetensors", &bytes[i]);
+    }
+    if (!adapter[0] || !adapter[1] || bytes[0] != bytes[1] ||
+        memcmp(adapter[0], adapter[1], bytes[0]) != 0)
+        cli_fail("split rows train other adapters on two ranks");
+    free(adapter[0]);
+    free(adapter[1]);
+    cli_edit("model/config.json", "\"max_position_embeddings\": 2048",
+             "\"max_position_embeddings\": 2");
+    train(&output, 1, "output_dir=out");
+    expect(output.err, "max_length: found ");
+    expect(output.err, "the model was made for 2 (max_position_embeddings, ");
+    expect(output.err, "write max_length: 2 with truncation: split, right or drop");
+    cli_output_free(&output);
+    train(&output, 1, "output_dir=out max_length=2 truncation=split");
+    if (strstr(output.err, "the model was made for"))
+        cli_fail("a warning of rows that are not there:\n%s", output.err);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
 /* Figures of rows: the longest, duplicates, each file; a page of them; colours. */
 static void figures(void)
 {
@@ -279,11 +322,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } tests[] = {{"data", data},
-                 {"chats", chats},
-                 {"trained", trained},
-                 {"figures", figures},
-                 {"readme", readme}};
+    } tests[] = {{"data", data},       {"chats", chats},         {"trained", trained},
+                 {"figures", figures}, {"long_rows", long_rows}, {"readme", readme}};
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         if (cli_only() && strcmp(cli_only(), tests[i].name) != 0)

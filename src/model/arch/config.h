@@ -123,8 +123,9 @@ typedef struct {
     bool mxfp4; /* or one of gpt-oss: experts may be blocks of MXFP4 (quant/mxfp4.h) */
 } tsr_model_config;
 
-/* Positions that the model is made for, and the key of config.json that says so: max_position_embeddings, into which most
- * published models count their scaling, or what rope_scaling makes of the positions before it, where that is more. */
+/* Positions that the model is made for, and the key of config.json that says so: max_position_embeddings, or what rope_scaling
+ * makes of the positions before it, where that is more. A factor counts from the original length where the file has one (llama3,
+ * yarn, longrope), since max_position_embeddings then is mostly the product. */
 uint64_t tsr_model_positions(const char **key, const tsr_model_config *config);
 
 /* Columns of a head that turn by rope[rope]. */

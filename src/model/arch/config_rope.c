@@ -344,7 +344,9 @@ uint64_t tsr_model_positions(const char **key, const tsr_model_config *config)
     if (config->longest_document) /* rope_type 'dynamic' is not computed beyond it */
         return config->longest_document;
     for (int i = 0; i < config->rope_count; i++) {
-        double scaled = config->rope[i].original_max_positions * config->rope[i].factor;
+        double original = config->rope[i].original_max_positions;
+        double scaled = config->rope[i].factor *
+                        (original > 0 ? original : (double)config->max_position_embeddings);
         if (scaled <= (double)positions || scaled > INT32_MAX)
             continue;
         positions = (uint64_t)scaled;
