@@ -321,6 +321,35 @@ static void test_stripped_spans(void **state)
     tsr_tokenizer_destroy(t);
 }
 
+/* A million bytes without an end of a word: time by the square would be minutes. */
+static void test_long_runs(void **state)
+{
+    (void)state;
+    static const char *const runs[] = {"a", " ", "\n", "-", "ab1 ", "\u4e2d", "\u0301\u0316"};
+    const size_t bytes = (size_t)1 << 20;
+    tsr_tokenizer *t;
+    tsr_tokens got = {0};
+    tsr_text decoded = {0};
+    char *text = malloc(bytes);
+    assert_non_null(text);
+    assert_int_equal(tsr_tokenizer_open(&t, MODEL, false), TSR_OK);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        size_t each = strlen(runs[i]), length = bytes / each * each;
+        for (size_t at = 0; at < length; at += each)
+            memcpy(text + at, runs[i], each);
+        tsr_tokens_clear(&got);
+        tsr_text_clear(&decoded);
+        assert_int_equal(tsr_tokenizer_encode(&got, t, text, length, false), TSR_OK);
+        assert_int_equal(tsr_tokenizer_decode(&decoded, t, got.ids, got.count, false), TSR_OK);
+        assert_int_equal(decoded.length, length);
+        assert_memory_equal(tsr_text_string(&decoded), text, length);
+    }
+    free(text);
+    tsr_text_free(&decoded);
+    tsr_tokens_free(&got);
+    tsr_tokenizer_destroy(t);
+}
+
 static void test_not_utf8(void **state)
 {
     (void)state;
@@ -601,6 +630,7 @@ int main(void)
         cmocka_unit_test(test_other_tokenizers),
         cmocka_unit_test(test_families),
         cmocka_unit_test(test_stripped_spans),
+        cmocka_unit_test(test_long_runs),
         cmocka_unit_test(test_not_utf8),
         cmocka_unit_test(test_added_tokens_decoder),
         cmocka_unit_test(test_refused),
