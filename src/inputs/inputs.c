@@ -571,8 +571,6 @@ static void assume_bounds(tsr_inputs *inputs)
                                         .label_rows = scores ? documents : tokens,
                                         .longest = length};
     inputs->contributions = 1024;
-    if (tsr_config_is_set(config, "max_length"))
-        tsr_inputs_warn_of_positions(inputs);
 }
 
 void tsr_inputs_assume_data(tsr_inputs *inputs)
@@ -580,6 +578,8 @@ void tsr_inputs_assume_data(tsr_inputs *inputs)
     if (inputs->config.max_steps > 0)
         warn_of_warmup(&inputs->config, inputs->config.max_steps);
     assume_bounds(inputs);
+    if (tsr_config_is_set(&inputs->config, "max_length"))
+        tsr_inputs_warn_of_positions(inputs);
 }
 
 void tsr_inputs_assume_row(tsr_inputs *inputs, int64_t length)
