@@ -11,7 +11,7 @@
  * span of queries of a micro-batch as many tiles as it can have at most. Those that it has not are empty.
  *
  * A tile's rows are copied together before its launch. cuDNN could read them where they lie, but where there are as many key
- * heads as query heads it (9.14) then takes the offsets of queries and of keys for the same.
+ * heads as query heads its dq is wrong (9.14) if the offsets of queries and of keys differ.
  */
 #ifndef TSR_KERNELS_ATTENTION_CUDNN_TILES_H
 #define TSR_KERNELS_ATTENTION_CUDNN_TILES_H
