@@ -14,6 +14,7 @@
  */
 #include "adapters/graph_time.h"
 #include "base/clock.h"
+#include "matmuls.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -34,53 +35,17 @@ static void must(tsr_status status, const char *what)
     }
 }
 
-/* ---- the matmuls of a shape ---- */
+/* ---- one shape ---- */
 
-#define MOST_MATMULS 256
-static struct {
-    tsr_gemm_args item[MOST_MATMULS];
-    int count;
-} noted;
-
-static tsr_status note(tsr_stream *on, const tsr_gemm_args *args)
-{
-    (void)on;
-    if (noted.count < MOST_MATMULS)
-        noted.item[noted.count++] = *args;
-    return TSR_OK;
-}
-
-static tsr_status note_low_rank_backward(tsr_stream *on, const tsr_low_rank_backward_args *args)
-{
-    tsr_gemm_args product[2];
-    if (tsr_low_rank_backward_fused(args))
-        return TSR_OK;
-    tsr_low_rank_backward_products(product, args);
-    note(on, &product[0]);
-    return note(on, &product[1]);
-}
-
-/* Chooses their kernels, as a run does at start-up. */
+/* Chooses the kernels of its matmuls. */
 static void prepare(const tsr_graph_shape *shape, const tsr_graph_choice *choice, int count)
 {
-    tsr_kernels noting = tsr_kernels_none;
     tsr_graph_bench dry = bench;
     double seconds[TSR_GRAPH_CHOICES];
-    noting.gemm = note;
-    noting.low_rank_backward = note_low_rank_backward;
-    dry.kernels = &noting;
-    noted.count = 0;
+    dry.kernels = bench_matmuls_note();
     must(tsr_graph_measure(seconds, &dry, shape, choice, count), "a list of matmuls");
-    must(tsr_stream_fill(stream, bench.scratch, 0, bench.scratch_bytes), "zeros");
-    must(kernels->prepare(device, &(tsr_prepare_args){.gemm = noted.item,
-                                                      .gemm_count = noted.count,
-                                                      .stream = stream,
-                                                      .scratch = bench.scratch,
-                                                      .scratch_bytes = bench.scratch_bytes}),
-         "the matmuls");
+    must(bench_matmuls_prepare(kernels, stream, bench.scratch, bench.scratch_bytes), "the matmuls");
 }
-
-/* ---- one shape ---- */
 
 /* Every allowed graph, the cheapest by price first. */
 static int list(tsr_graph_choice out[TSR_GRAPH_CHOICES], const tsr_graph_shape *shape)

@@ -10,6 +10,7 @@
 #include "adapters/linear.h"
 #include "base/clock.h"
 #include "base/philox.h"
+#include "matmuls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,47 +130,15 @@ static job without_adapters(const job *j)
     return base;
 }
 
-static struct {
-    tsr_gemm_args item[64];
-    int count;
-} noted;
-
-static tsr_status note(tsr_stream *on, const tsr_gemm_args *args)
-{
-    (void)on;
-    if (noted.count < (int)(sizeof noted.item / sizeof *noted.item))
-        noted.item[noted.count++] = *args;
-    return TSR_OK;
-}
-
-static tsr_status note_low_rank_backward(tsr_stream *on, const tsr_low_rank_backward_args *args)
-{
-    tsr_gemm_args product[2];
-    if (tsr_low_rank_backward_fused(args))
-        return TSR_OK;
-    tsr_low_rank_backward_products(product, args);
-    note(on, &product[0]);
-    return note(on, &product[1]);
-}
-
 /* Chooses the matmuls' kernels, as a run does at start-up. */
 static void prepare(const job *j, void *scratch, uint64_t bytes)
 {
-    tsr_kernels noting = tsr_kernels_none;
     job dry = *j;
-    noting.gemm = note;
-    noting.low_rank_backward = note_low_rank_backward;
-    dry.context.kernels = &noting;
+    dry.context.kernels = bench_matmuls_note();
     dry.context.stream = NULL;
-    noted.count = 0;
     must(forward(&dry), "a list of matmuls");
     must(backward(&dry), "a list of matmuls");
-    must(kernels->prepare(device, &(tsr_prepare_args){.gemm = noted.item,
-                                                      .gemm_count = noted.count,
-                                                      .stream = stream,
-                                                      .scratch = scratch,
-                                                      .scratch_bytes = bytes}),
-         "the matmuls");
+    must(bench_matmuls_prepare(kernels, stream, scratch, bytes), "the matmuls");
 }
 
 static int compare(const void *a, const void *b)

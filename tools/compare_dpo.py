@@ -23,14 +23,17 @@ import math
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from compare_gpu import LINEARS, quantize, sync  # noqa: E402
 
 SHAPES = {  # hidden, intermediate, heads, key heads, vocabulary
     "llama3-8b": (4096, 14336, 32, 8, 128256),
     "tiny": (128, 352, 4, 2, 512),
 }
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SPECIAL = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 3}
 PAIRS = 16
 
@@ -65,22 +68,6 @@ def count_tokens(pairs):
 
 # ---- the model ----
 
-def quantize(torch, model, device):
-    """Every linear of a layer becomes bitsandbytes' NF4, in place, one at a time."""
-    import bitsandbytes as bnb
-    for module in model.model.layers.modules():
-        for name, child in list(module.named_children()):
-            if name not in LINEARS:
-                continue
-            new = bnb.nn.Linear4bit(child.in_features, child.out_features, bias=False, compute_dtype=torch.bfloat16,
-                                    compress_statistics=True, quant_type="nf4", device="meta")
-            new.weight = bnb.nn.Params4bit(child.weight.data, requires_grad=False, compress_statistics=True,
-                                           quant_type="nf4", module=new).to(device)
-            setattr(module, name, new)
-            child.weight = None
-    model.is_loaded_in_4bit = True  # PEFT takes its bitsandbytes layers, TRL casts the adapters to bf16
-
-
 def build(torch, a):
     from transformers import LlamaConfig, LlamaForCausalLM
     hidden, intermediate, heads, kv, vocabulary = SHAPES[a.shape]
@@ -98,7 +85,8 @@ def build(torch, a):
     for p in model.parameters():
         p.requires_grad_(False)
     if a.quant == "nf4":
-        quantize(torch, model, a.device)
+        import bitsandbytes
+        quantize(torch, bitsandbytes, model, a.device)
     gc.collect()
     if a.device == "cuda":
         torch.cuda.empty_cache()
@@ -121,11 +109,6 @@ def check_layers(model, a):
 
 
 # ---- the steps ----
-
-def sync(torch, device):
-    if device == "cuda":
-        torch.cuda.synchronize()
-
 
 def make_clock(torch, a):
     from transformers import TrainerCallback

@@ -346,4 +346,5 @@ def main():
     print(json.dumps(all_ if not a.out else {"best_step_ms": best, "roofs": all_.get("roofs")}))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -21,9 +21,11 @@ import dataclasses
 import json
 import os
 import re
-import statistics
 import sys
 import types
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from compare_gpu import median_ms  # noqa: E402
 
 BLOCK = 128  # tokens; the rows of every configuration's block divide it
 SCALE = 2.0
@@ -105,19 +107,6 @@ def fit(call, configs, kernels):
 
 
 # ---- times ----
-
-def median_ms(torch, call, count, warmup=8):
-    times = []
-    for i in range(warmup + count):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        if i >= warmup:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
 
 def graph_ms(torch, call, count):
     """None, and the reason on stderr, where the call cannot be recorded."""

@@ -164,9 +164,10 @@ typedef struct {
 tsr_status tsr_dataset_join(tsr_dataset **out, tsr_dataset *const *parts, int part_count,
                             const tsr_sample_ref *refs, int64_t count);
 
-/* Takes the samples i with leaves[i] out of *data, as the data set *out, which the caller owns: it has their order, and
- * borrows their tokens from *data. Both must have samples left. TSR_ENOMEM leaves *data as it was. */
-tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves);
+/* Takes the samples i with leaves[i], of so many rows, out of *data, as the data set *out, which the caller owns: it has their
+ * order, and borrows their tokens from *data. Both must have samples left. TSR_ENOMEM leaves *data as it was. */
+tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves,
+                              int64_t rows);
 
 /* Samples of KTO, in the place of *data, which the new one owns: pairs become two, all chosen answers of 1000 rows before the
  * rejected ones, and each sample gets a second document, its prompt with the answer of the sample before it in its group of

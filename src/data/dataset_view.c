@@ -95,17 +95,8 @@ static bool own_samples(tsr_dataset *data)
     return true;
 }
 
-/* Rows that samples are of: parts of one are behind each other, but where data sets are interleaved. */
-static int64_t count_rows(const tsr_sample *samples, uint64_t count)
-{
-    int64_t rows = 0;
-    for (uint64_t i = 0; i < count; i++)
-        rows += !i || !samples[i].part || samples[i].line != samples[i - 1].line ||
-                samples[i].file != samples[i - 1].file;
-    return rows;
-}
-
-tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves)
+tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves,
+                              int64_t rows)
 {
     tsr_dataset *part = calloc(1, sizeof *part);
     tsr_sample *taken = malloc(data->sample_count * sizeof *taken);
@@ -135,9 +126,9 @@ tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *
                           .file_count = data->file_count,
                           .file_formats = data->file_formats,
                           .format = data->format,
-                          .stats.rows = count_rows(taken, count)};
+                          .stats.rows = rows};
     data->sample_count = kept;
-    data->stats.rows -= part->stats.rows;
+    data->stats.rows -= rows;
     tsr_dataset_measure(data);
     tsr_dataset_measure(part);
     *out = part;

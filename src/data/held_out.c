@@ -1,5 +1,6 @@
 #include "data/held_out.h"
 
+#include "base/auto.h"
 #include "base/philox.h"
 #include "data/batch_order.h"
 
@@ -103,26 +104,29 @@ static tsr_status check_labels(const tsr_dataset *part, const char *what,
 /* Of the held-out samples only the first. */
 static tsr_status limit(tsr_dataset **held, int64_t most)
 {
-    int64_t count = tsr_dataset_sample_count(*held);
+    int64_t count = tsr_dataset_sample_count(*held), rows = 0;
     tsr_dataset *first;
     if (!most || most >= count)
         return TSR_OK;
-    bool *leaves = calloc((size_t)count, sizeof *leaves);
-    if (!leaves)
+    TSR_AUTO_FREE bool *leaves = calloc((size_t)count, sizeof *leaves);
+    TSR_AUTO_FREE int32_t *text = malloc((size_t)count * sizeof *text);
+    if (!leaves || !text)
         return tsr_fail(TSR_ENOMEM, "no memory for %lld samples", (long long)count);
-    for (int64_t i = 0; i < most; i++)
+    TSR_TRY(find_texts(text, &rows, *held, count));
+    rows = 0;
+    for (int64_t i = 0; i < most; i++) {
         leaves[i] = true;
-    tsr_status status = tsr_dataset_divide(&first, *held, leaves);
-    free(leaves);
-    TSR_TRY(status);
+        rows = text[i] < rows ? rows : text[i] + 1; /* numbered as they come */
+    }
+    TSR_TRY(tsr_dataset_divide(&first, *held, leaves, rows));
     tsr_dataset_destroy(*held);
     *held = first;
     return TSR_OK;
 }
 
-/* Marks what is held out. */
-static tsr_status mark(bool *leaves, int32_t *text, const tsr_dataset *data, int64_t count,
-                       const tsr_held_out_options *options)
+/* Marks what is held out, of *rows rows. */
+static tsr_status mark(bool *leaves, int64_t *rows, int32_t *text, const tsr_dataset *data,
+                       int64_t count, const tsr_held_out_options *options)
 {
     int64_t texts;
     TSR_TRY(find_texts(text, &texts, data, count));
@@ -133,7 +137,8 @@ static tsr_status mark(bool *leaves, int32_t *text, const tsr_dataset *data, int
                         "%s%s; write fewer, or a share below 1",
                         options->where, options->split, (long long)texts,
                         texts < count ? "row" : "sample", texts == 1 ? "" : "s");
-    return choose(leaves, text, texts, count, (int64_t)wanted, options->seed);
+    *rows = (int64_t)wanted;
+    return choose(leaves, text, texts, count, *rows, options->seed);
 }
 
 tsr_status tsr_dataset_hold_out(tsr_dataset **out, tsr_dataset *data,
@@ -146,12 +151,13 @@ tsr_status tsr_dataset_hold_out(tsr_dataset **out, tsr_dataset *data,
     bool *leaves = calloc((size_t)count, sizeof *leaves);
     int32_t *text = malloc((size_t)count * sizeof *text);
     tsr_dataset *held = NULL;
+    int64_t rows = 0;
     tsr_status status = leaves && text
-                            ? mark(leaves, text, data, count, options)
+                            ? mark(leaves, &rows, text, data, count, options)
                             : tsr_fail(TSR_ENOMEM, "no memory for %lld samples", (long long)count);
     free(text);
     if (status >= 0)
-        status = tsr_dataset_divide(&held, data, leaves);
+        status = tsr_dataset_divide(&held, data, leaves, rows);
     if (status >= 0)
         status = limit(&held, options->most);
     if (status >= 0)

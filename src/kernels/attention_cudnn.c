@@ -14,6 +14,7 @@
  */
 #include "kernels/attention_cudnn.h"
 
+#include "base/checked.h"
 #include "base/dtype.h"
 #include "base/log.h"
 #include "kernels/attention_cudnn_tiles.h"
@@ -46,29 +47,32 @@ struct tsr_sdpa {
 
 /* ---- cutting: known without a device ---- */
 
-static uint64_t rounded(uint64_t bytes)
-{
-    return (bytes + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
-}
-
-/* Documents and heads of a launch, from how many pairs of them fit. The query heads of a key head
- * stay together, even where that takes twice the cap. */
-static bool cut_pairs(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, int64_t pairs)
+bool tsr_sdpa_cut_heads(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, int64_t heads)
 {
     int32_t group = b->q_heads / b->kv_heads, kv = b->kv_heads;
-    if (pairs < group && group <= 2 * pairs)
-        pairs = group;
-    cut->documents = 1;
-    if (pairs >= b->q_heads)
-        cut->documents = pairs / b->q_heads < b->documents ? pairs / b->q_heads : b->documents;
-    else /* the statistics of a group of heads begin on 16 bytes */
-        while (kv > 0 && (b->kv_heads % kv || kv * group > pairs || kv * group % 4))
+    if (heads < b->q_heads) /* the statistics of a group of heads begin on 16 bytes */
+        while (kv > 0 && (b->kv_heads % kv || kv * group > heads || kv * group % 4))
             kv--;
     if (kv == 0)
         return false;
     cut->kv_heads = kv;
     cut->heads = kv * group;
     cut->groups = b->kv_heads / kv;
+    return true;
+}
+
+/* Documents and heads of a launch, from how many pairs of them fit. The query heads of a key head
+ * stay together, even where that takes twice the cap. */
+static bool cut_pairs(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, int64_t pairs)
+{
+    int32_t group = b->q_heads / b->kv_heads;
+    if (pairs < group && group <= 2 * pairs)
+        pairs = group;
+    cut->documents = 1;
+    if (pairs >= b->q_heads)
+        cut->documents = pairs / b->q_heads < b->documents ? pairs / b->q_heads : b->documents;
+    if (!tsr_sdpa_cut_heads(cut, b, pairs))
+        return false;
     cut->pieces = (b->documents + cut->documents - 1) / cut->documents;
     cut->documents = (b->documents + cut->pieces - 1) / cut->pieces;
     return true;
@@ -86,12 +90,20 @@ static int64_t pairs_within(uint64_t cap, uint64_t pair)
 
 static uint64_t list_bytes(int64_t documents, int32_t lists, int64_t pieces)
 {
-    return rounded((uint64_t)TSR_SDPA_LIST_AT(documents, lists, pieces, 0) * sizeof(int32_t));
+    return tsr_align_up((uint64_t)TSR_SDPA_LIST_AT(documents, lists, pieces, 0) * sizeof(int32_t),
+                        TSR_ALIGNMENT);
 }
 
 static int32_t v_dim_of(const tsr_attention_bounds *b)
 {
     return tsr_attention_v_dim(b->v_dim, b->head_dim);
+}
+
+uint64_t tsr_sdpa_head_bytes(const tsr_attention_bounds *b, int64_t length, bool atomics)
+{
+    int64_t columns =
+        (atomics ? 0 : length) + (b->kv_heads < b->q_heads ? b->head_dim + v_dim_of(b) : 0);
+    return (uint64_t)length * (uint64_t)columns * sizeof(uint16_t);
 }
 
 /* Heads of one size, or DeepSeek-V3's. */
@@ -122,10 +134,7 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     cut->list_bytes = list_bytes(b->documents, cut->lists, 1);
     if (!b->train)
         return true;
-    /* dS but with atomics, and where heads share keys dk and dv of each, in bf16. */
-    int64_t columns = (b->atomics ? 0 : cut->longest) +
-                      (b->kv_heads < b->q_heads ? b->head_dim + v_dim_of(b) : 0);
-    uint64_t pair = (uint64_t)cut->longest * (uint64_t)columns * 2;
+    uint64_t pair = tsr_sdpa_head_bytes(b, cut->longest, b->atomics);
     /* The narrow cut says whether at all and how, so that which kernel runs, and with it the bits, does not depend on
      * how much memory is left. */
     bool tiles = !cut_pairs(cut, b, pairs_within(cap >> b->wider, pair));
@@ -134,7 +143,8 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     if (!tiles)
         cut_pairs(cut, b, pairs_within(cap, pair));
     uint64_t lists = list_bytes(cut->documents, cut->lists, cut->pieces);
-    uint64_t rows = rounded((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float));
+    uint64_t rows =
+        tsr_align_up((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float), TSR_ALIGNMENT);
     cut->list_bytes = lists > cut->list_bytes ? lists : cut->list_bytes;
     cut->stats_bytes = cut->groups > 1 && !tiles ? rows : 0;
     cut->delta_bytes = tiles ? 0 : rows;

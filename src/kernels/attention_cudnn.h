@@ -56,6 +56,11 @@ typedef struct {
 bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap);
 uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut);
 
+/* Parts of cutting. What a query head of a document keeps: dS but with atomics, and where heads share keys dk and dv of each,
+ * in bf16. And a group of at most `heads` query heads, with their key heads; false: none. */
+uint64_t tsr_sdpa_head_bytes(const tsr_attention_bounds *bounds, int64_t length, bool atomics);
+bool tsr_sdpa_cut_heads(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, int64_t heads);
+
 /* tsr_sdpa_prepare with another cap. */
 tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds,
                                    uint64_t cap);

@@ -3,6 +3,8 @@
  */
 #include "kernels/attention_cudnn_tiles.h"
 
+#include "base/checked.h"
+
 /* One launch of 8192 queries and keys and 8 heads of 128 takes some 1.6 ms. */
 #define SPAN  8192
 #define LEAST 128 /* cuDNN's tiles */
@@ -10,37 +12,6 @@
 /* Launches without a tile that more documents than one may make, for each span of tokens. Some 35 us each: as long as the own
  * kernel takes for short documents, should there be no others in a micro-batch. */
 #define MAX_EMPTY 40
-
-/* ---- cutting: known without a device ---- */
-
-static uint64_t rounded(uint64_t bytes)
-{
-    return (bytes + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
-}
-
-/* dS, and where heads share keys dk and dv of each, in bf16. */
-static uint64_t head_bytes(const tsr_attention_bounds *b, int64_t span)
-{
-    int32_t v_dim = tsr_attention_v_dim(b->v_dim, b->head_dim);
-    int64_t columns = span + (b->kv_heads < b->q_heads ? b->head_dim + v_dim : 0);
-    return (uint64_t)span * (uint64_t)columns * 2;
-}
-
-/* As many key heads as fit with their query heads. */
-static bool cut_heads(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t cap)
-{
-    int32_t group = b->q_heads / b->kv_heads, kv = b->kv_heads;
-    uint64_t heads = cap / head_bytes(b, cut->span);
-    /* The statistics of a group of heads begin on 16 bytes. */
-    while (kv > 0 && (b->kv_heads % kv || (uint64_t)kv * (uint64_t)group > heads || kv * group % 4))
-        kv--;
-    if (kv == 0)
-        return false;
-    cut->kv_heads = kv;
-    cut->heads = kv * group;
-    cut->groups = b->kv_heads / kv;
-    return true;
-}
 
 /* ---- the workspace ---- */
 
@@ -57,7 +28,7 @@ typedef struct {
 static void *take(places *p, char *begin, int64_t rows, int64_t columns, uint64_t element)
 {
     char *taken = begin ? begin + p->bytes : NULL;
-    p->bytes += rounded((uint64_t)rows * (uint64_t)columns * element);
+    p->bytes += tsr_align_up((uint64_t)rows * (uint64_t)columns * element, TSR_ALIGNMENT);
     return taken;
 }
 
@@ -86,9 +57,19 @@ static places lay_out(char *begin, const tsr_sdpa_cut *cut, const tsr_attention_
     return p;
 }
 
+/* ---- cutting: known without a device ---- */
+
+/* Whether launches of tiles of cut->span fit; rows of statistics are copied 16 bytes at a time. */
+static bool fits(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t cap)
+{
+    uint64_t heads = cap / tsr_sdpa_head_bytes(b, cut->span, false);
+    return cut->span < b->longest && tsr_sdpa_cut_heads(cut, b, (int64_t)heads) &&
+           cut->heads % 4 == 0;
+}
+
 bool tsr_sdpa_cut_tiles(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t cap)
 {
-    for (cut->span = SPAN; cut->span >= b->longest || !cut_heads(cut, b, cap); cut->span /= 2)
+    for (cut->span = SPAN; !fits(cut, b, cap); cut->span /= 2)
         if (cut->span == LEAST)
             return false;
     cut->columns = (b->longest + cut->span - 1) / cut->span;
@@ -98,7 +79,7 @@ bool tsr_sdpa_cut_tiles(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64
         (b->documents - 1) * cut->columns * cut->groups > MAX_EMPTY * b->tokens / cut->span)
         return false;
     cut->tile_bytes = lay_out(NULL, cut, b).bytes;
-    cut->plan_bytes += (uint64_t)cut->heads * head_bytes(b, cut->span);
+    cut->plan_bytes += (uint64_t)cut->heads * tsr_sdpa_head_bytes(b, cut->span, false);
     return true;
 }
 
