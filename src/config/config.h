@@ -301,7 +301,7 @@ typedef struct {
     int64_t max_skipped_steps;
     /* memory */
     tsr_config_recompute gradient_checkpointing;
-    uint64_t memory_budget; /* bytes; 0: auto */
+    uint64_t memory_budget, host_memory_budget; /* bytes; 0: auto */
     tsr_config_offload offload;
     tsr_config_choice activation_offloading, optimizer_offload;
     int64_t resident_units; /* -1: auto */

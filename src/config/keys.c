@@ -532,6 +532,10 @@ static const tsr_key memory_keys[] = {
     {"memory_budget", G, TSR_KEY_BYTES, AT(memory_budget), .flags = TSR_KEY_OF_BASE, .low = 1,
      .high = ANY, .none = "auto", .initial = "auto",
      .help = "memory per device, with its unit: 22GiB, 500MB"},
+    {"host_memory_budget", G, TSR_KEY_BYTES, AT(host_memory_budget), .flags = TSR_KEY_OF_BASE,
+     .low = 1, .high = ANY, .none = "auto", .initial = "auto",
+     .help = "host memory per rank beside a GPU, with its unit; auto: its share of four fifths of "
+             "the machine's"},
     {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .flags = TSR_KEY_OF_BASE,
      .initial = "auto",
      .help = "keep base weights in host memory; sharded: each rank its shard; full: one copy a "

@@ -235,7 +235,8 @@ static tsr_status find_share_of_memory(uint64_t *out, tsr_job *job)
     return status;
 }
 
-/* Of a GPU what is free; of one that is not here (a plan) all that it has, if that is known. */
+/* Of a GPU what is free; of one that is not here (a plan) all that it has, if that is known, and of its machine's host
+ * memory nothing is known. */
 static tsr_status find_room(tsr_room *out, tsr_job *job)
 {
     int count = 1;
@@ -244,8 +245,11 @@ static tsr_status find_room(tsr_room *out, tsr_job *job)
         out->card = tsr_device_card(job->options.first_gpu, tsr_comm_local_rank(job->world), count);
         return tsr_device_memory(&out->free, &out->total, job->device);
     }
-    if (job->inputs.cuda)
+    if (job->inputs.cuda) {
         out->free = job->speeds.memory_bytes ? job->speeds.memory_bytes : TSR_BUDGET_UNKNOWN;
+        if (tsr_device_cuda_count(&count) < 0 || count == 0 || job->options.plan_roofs)
+            out->host = 0;
+    }
     return TSR_OK;
 }
 
@@ -255,8 +259,12 @@ tsr_status tsr_job_backend_room(tsr_room *out, tsr_job *job)
     int rank = tsr_comm_rank(job->world);
     *out = (tsr_room){.rank = rank};
     TSR_TRY(find_share_of_memory(&out->free, job));
+    out->host = job->inputs.cuda ? out->free : 0;
     TSR_TRY(tsr_job_agree(job, find_room(out, job)));
-    int64_t least = (int64_t)out->free;
+    int64_t least = (int64_t)out->free, least_host = (int64_t)out->host;
+    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &least_host, 1, TSR_MIN));
+    TSR_TRY(tsr_stream_synchronize(job->control));
+    out->host = (uint64_t)least_host;
     TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &least, 1, TSR_MIN));
     TSR_TRY(tsr_stream_synchronize(job->control));
     int64_t fullest = (int64_t)out->free == least ? rank : INT64_MAX;

@@ -189,9 +189,9 @@ uint64_t tsr_job_base_taken(const tsr_job *job)
     return sum;
 }
 
-static uint64_t own_bytes(const tsr_job *job)
+static uint64_t own_bytes(const tsr_job *job, tsr_place place)
 {
-    return job->decision.memory.of_use[TSR_BUFFER_OWN][TSR_PLACE_DEVICE];
+    return job->decision.memory.of_use[TSR_BUFFER_OWN][place];
 }
 
 /* Whose plan failed. */
@@ -208,8 +208,10 @@ static tsr_status named(const tsr_job *job, tsr_status status)
 static tsr_status decide_again(tsr_job *job, tsr_job *base, const tsr_room *room, const tsr_job *of)
 {
     tsr_room left = *room;
-    for (const tsr_job *j = base; j; j = j->sharer)
-        left.others += j == job ? 0 : own_bytes(j);
+    for (const tsr_job *j = base; j; j = j->sharer) {
+        left.others += j == job ? 0 : own_bytes(j, TSR_PLACE_DEVICE);
+        left.others_host += j == job ? 0 : own_bytes(j, TSR_PLACE_HOST);
+    }
     left.base = of == job ? NULL : &of->decision;
     tsr_decision_free(&job->decision);
     return named(

@@ -8,22 +8,49 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The choice that needs the least of all that the configuration allows. Host memory is not always
- * it: the slots that it needs may be larger than the shard on the device. */
+/* As many units of a base in host memory stay on the device as it holds. */
+static tsr_status fill_device(tsr_decision *d, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, tsr_choice *c)
+{
+    int64_t low = c->resident, high = inputs->layout.plan_unit_count;
+    if (c->offload == TSR_CONFIG_OFFLOAD_NONE || inputs->config.resident_units >= 0)
+        return TSR_OK;
+    while (low < high) {
+        c->resident = (low + high + 1) / 2;
+        TSR_TRY(tsr_decide_try(d, inputs, view, c));
+        if (tsr_decide_bytes(d) <= d->budget)
+            low = c->resident;
+        else
+            high = c->resident - 1;
+    }
+    c->resident = low;
+    return tsr_decide_try(d, inputs, view, c);
+}
+
+/* The choice that needs the least of all that the configuration allows: of the device, or of those that fit it of the
+ * host. Host memory is not always it: the slots that it needs may be larger than the shard on the device. */
 static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
                               const tsr_topology_view *view)
 {
     tsr_choice c = {.bounds = inputs->bounds, .resident = tsr_decide_residents(inputs)}, best = c;
     tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
-    uint64_t least = UINT64_MAX;
+    uint64_t least = UINT64_MAX, least_host = UINT64_MAX;
     for (int i = 0; i < TSR_WAYS; i++) {
         if (!tsr_decide_way(&c, i, &allowed))
             continue;
         c.steps = tsr_decide_least(d, allowed.recompute, c.activations);
+        c.resident = tsr_decide_residents(inputs);
         TSR_TRY(tsr_decide_try(d, inputs, view, &c));
-        if (tsr_decide_bytes(d) >= least)
+        uint64_t device = tsr_decide_bytes(d);
+        if (device <= d->budget && !tsr_decide_is_within(d)) {
+            TSR_TRY(fill_device(d, inputs, view, &c));
+            device = d->budget; /* as good as any other that fits */
+        }
+        uint64_t host = tsr_decide_host_bytes(d);
+        if (device > least || (device == least && host >= least_host))
             continue;
-        least = tsr_decide_bytes(d);
+        least = device;
+        least_host = host;
         best = c;
     }
     return tsr_decide_try(d, inputs, view, &best);
@@ -37,13 +64,13 @@ void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes)
         tsr_text_printf(out, "%.2f MiB", (double)bytes / (double)(1ull << 20));
 }
 
-/* The three largest uses of the device, and the rest. */
-static tsr_status print_largest(tsr_text *out, const tsr_decision *d)
+/* The three largest uses of a place, and the rest. */
+static tsr_status print_largest(tsr_text *out, const tsr_decision *d, tsr_place place)
 {
     tsr_share *shares = calloc((size_t)d->memory.count + 1, sizeof *shares);
     if (!shares)
         return tsr_fail(TSR_ENOMEM, "out of memory for the plan");
-    int count = tsr_decide_shares(shares, d, TSR_PLACE_DEVICE);
+    int count = tsr_decide_shares(shares, d, place);
     for (int i = 0; i < count && i < 3; i++) {
         tsr_text_printf(out, "%s%s (", i ? ", " : "", shares[i].words);
         tsr_decide_put_bytes(out, shares[i].bytes);
@@ -223,10 +250,20 @@ static void suggest_memory(tsr_text *out, const tsr_room *room, uint64_t needed)
         tsr_text_printf(out, "a GPU with %" PRIu64 " MiB free", mib);
 }
 
+static void suggest_host_memory(tsr_text *out, const tsr_decision *d, uint64_t needed)
+{
+    uint64_t mib = (needed + (1 << 20) - 1) >> 20;
+    tsr_text_printf(out, "host_memory_budget: %" PRIu64 "MiB", mib);
+    if (d->room.host && mib << 20 > d->room.host)
+        tsr_text_puts(out, ", on a machine that has so much for each rank");
+}
+
 /* What to change, cheapest first. */
 static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inputs,
-                          const tsr_topology_view *view, uint64_t needed)
+                          const tsr_topology_view *view)
 {
+    bool of_host = tsr_decide_bytes(d) <= d->budget;
+    uint64_t needed = of_host ? tsr_decide_host_bytes(d) : tsr_decide_bytes(d);
     tsr_allowance wider = tsr_decide_allowed(&inputs->config);
     bool fits = false;
     for (int i = 0; i < WIDENINGS && !fits; i++) {
@@ -248,8 +285,25 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
                         tokens, inputs->bounds.tokens,
                         inputs->layout.mixed_count ? "adapter_capacity or max_length"
                                                    : "per_device_train_batch_size or max_length");
-    suggest_memory(out, &d->room, needed + d->room.others);
+    if (of_host)
+        suggest_host_memory(out, d, needed + d->room.others_host);
+    else
+        suggest_memory(out, &d->room, needed + d->room.others);
     return TSR_OK;
+}
+
+/* "memory_budget allows 22.00 GiB a rank beside the 1.00 GiB that the other adapters have" */
+static void print_allowed(tsr_text *out, const tsr_inputs *inputs, const char *key, uint64_t budget,
+                          uint64_t others)
+{
+    tsr_text_printf(out, "%s: %s allows ", tsr_config_where(&inputs->config, key), key);
+    tsr_decide_put_bytes(out, budget);
+    tsr_text_puts(out, " a rank");
+    if (!others)
+        return;
+    tsr_text_puts(out, " beside the ");
+    tsr_decide_put_bytes(out, others);
+    tsr_text_puts(out, " that the other adapters have");
 }
 
 tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
@@ -257,24 +311,20 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
 {
     tsr_text text = {0};
     TSR_TRY(most_frugal(d, inputs, view));
-    uint64_t needed = tsr_decide_bytes(d);
-    tsr_text_printf(&text, "%s: memory_budget allows ",
-                    tsr_config_where(&inputs->config, "memory_budget"));
-    tsr_decide_put_bytes(&text, d->budget);
-    tsr_text_puts(&text, " a rank");
-    if (d->room.others) {
-        tsr_text_puts(&text, " beside the ");
-        tsr_decide_put_bytes(&text, d->room.others);
-        tsr_text_puts(&text, " that the other adapters have");
+    bool of_host = tsr_decide_bytes(d) <= d->budget;
+    if (of_host) {
+        print_allowed(&text, inputs, "host_memory_budget", d->host_budget, d->room.others_host);
+    } else {
+        print_allowed(&text, inputs, "memory_budget", d->budget, d->room.others);
+        print_holder(&text, d, inputs);
     }
-    print_holder(&text, d, inputs);
     tsr_text_puts(&text, ", but this job needs at least ");
-    tsr_decide_put_bytes(&text, needed);
-    tsr_text_puts(&text, ": ");
-    tsr_status status = print_largest(&text, d);
+    tsr_decide_put_bytes(&text, of_host ? tsr_decide_host_bytes(d) : tsr_decide_bytes(d));
+    tsr_text_puts(&text, of_host ? " of host memory: " : ": ");
+    tsr_status status = print_largest(&text, d, of_host ? TSR_PLACE_HOST : TSR_PLACE_DEVICE);
     tsr_text_puts(&text, "; smallest change that fits: ");
     if (status == TSR_OK)
-        status = suggest(&text, d, inputs, view, needed);
+        status = suggest(&text, d, inputs, view);
     if (status == TSR_OK)
         status = tsr_fail(TSR_ECONFIG, "%s", tsr_text_string(&text));
     tsr_text_free(&text);
@@ -289,8 +339,8 @@ tsr_status tsr_decide_frugal(tsr_decision *out, tsr_text *change, const tsr_inpu
     tsr_status status = tsr_decide_begin(&d, inputs, view, train, room, speeds);
     if (status == TSR_OK)
         status = most_frugal(&d, inputs, view);
-    if (status == TSR_OK && tsr_decide_bytes(&d) > d.budget)
-        status = suggest(change, &d, inputs, view, tsr_decide_bytes(&d));
+    if (status == TSR_OK && !tsr_decide_is_within(&d))
+        status = suggest(change, &d, inputs, view);
     if (status == TSR_OK) /* what was tried for the advice is in it */
         status = most_frugal(&d, inputs, view);
     if (status < 0) {

@@ -263,7 +263,7 @@ static tsr_status try_steps(bool *fits, tsr_decision *d, const tsr_inputs *input
 {
     c->steps = steps;
     TSR_TRY(tsr_decide_try(d, inputs, view, c));
-    *fits = tsr_decide_bytes(d) <= d->budget;
+    *fits = tsr_decide_may_fit(d, inputs, c);
     return TSR_OK;
 }
 
@@ -378,33 +378,6 @@ static tsr_status set_groups(tsr_decision *d, const tsr_config *config,
     return TSR_OK;
 }
 
-uint64_t tsr_room_held(const tsr_room *room)
-{
-    uint64_t used = room->total > room->free ? room->total - room->free : 0;
-    return used > TSR_CUDA_RESERVE_BYTES ? used : 0;
-}
-
-uint64_t tsr_room_most(const tsr_room *room)
-{
-    if (!room->total)
-        return UINT64_MAX;
-    return tsr_room_held(room) ? room->free : room->total;
-}
-
-uint64_t tsr_room_budget(const tsr_config *config, const tsr_room *room)
-{
-    uint64_t most = tsr_room_most(room);
-    if (!config->memory_budget)
-        return room->free;
-    return config->memory_budget < most ? config->memory_budget : most;
-}
-
-static uint64_t budget_of(const tsr_config *config, const tsr_room *room)
-{
-    uint64_t all = tsr_room_budget(config, room);
-    return all > room->others ? all - room->others : 0;
-}
-
 /* With everything kept, to see what that and what less costs. */
 static tsr_status make_rungs(tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view, const tsr_speeds *speeds)
@@ -425,7 +398,8 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
     size_t layers = (size_t)inputs->layout.layer_count;
     *d = (tsr_decision){.train = train,
                         .room = *room,
-                        .budget = budget_of(config, room),
+                        .budget = tsr_room_left(config, room),
+                        .local_ranks = view->local_ranks,
                         .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0,
                         .home = calloc((size_t)inputs->layout.plan_unit_count, sizeof *d->home),
                         .saved_bytes = calloc(layers, sizeof *d->saved_bytes),
@@ -440,6 +414,7 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
             "%s: activation_offloading moves the input of every layer to host memory, but "
             "with gradient_checkpointing: sqrt most have none; set it to full or auto",
             tsr_config_where(config, "gradient_checkpointing"));
+    TSR_TRY(tsr_room_host(&d->host_budget, inputs, room));
     TSR_TRY(set_groups(d, config, view));
     return make_rungs(d, inputs, view, speeds);
 }
@@ -555,7 +530,7 @@ static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
     *a = (tsr_alternative){.offload = c->offload,
                            .activations = d->activations_offloaded,
                            .state = d->state_offloaded,
-                           .fits = tsr_decide_bytes(d) <= d->budget,
+                           .fits = tsr_decide_is_within(d),
                            .resident_count = d->resident_count,
                            .selective_count = d->selective_count,
                            .full_count = d->full_count,
@@ -586,9 +561,11 @@ static tsr_status spare_recomputation(tsr_decision *d, const contest *k, tsr_cho
         next.steps = d->rungs->end[i];
         next.resident = tsr_decide_residents(k->inputs);
         TSR_TRY(tsr_decide_try(d, k->inputs, k->view, &next));
-        if (tsr_decide_bytes(d) > d->budget)
+        if (!tsr_decide_may_fit(d, k->inputs, &next))
             break;
         TSR_TRY(add_residents(d, k, &next));
+        if (!tsr_decide_is_within(d))
+            break;
         TSR_TRY(expect(&e, k, d));
         if (e.simulation.step > best)
             break;

@@ -24,16 +24,18 @@ typedef struct {
     int local_ranks; /* of the rank's node */
 } tsr_topology_view;
 
-/* The device memory of one rank; of the ranks' cards the fullest. */
+/* The memory of one rank: of the ranks' cards the fullest, of host memory the least. */
 typedef struct {
-    uint64_t free;   /* the budget where memory_budget is auto; or TSR_BUDGET_UNKNOWN */
-    uint64_t total;  /* of a card that is here; 0: there is none */
-    int rank, card;  /* whose, and which of those that the rank sees */
-    uint64_t others; /* of it, what other adapters on the same base own */
+    uint64_t free;        /* the budget where memory_budget is auto; or TSR_BUDGET_UNKNOWN */
+    uint64_t total;       /* of a card that is here; 0: there is none */
+    int rank, card;       /* whose, and which of those that the rank sees */
+    uint64_t others;      /* of it, what other adapters on the same base own */
+    uint64_t host;        /* of it beside a GPU, where host_memory_budget is auto; 0: not known */
+    uint64_t others_host; /* as `others` */
     const struct tsr_decision *base; /* where the base lies is decided there; NULL: here */
 } tsr_room;
 
-#define TSR_BUDGET_UNKNOWN INT64_MAX /* of a card that is not here */
+#define TSR_BUDGET_UNKNOWN INT64_MAX /* of a card, or of a machine, that is not here */
 
 /* How long a step is expected to take (planner/expect.h). */
 typedef struct {
@@ -74,7 +76,8 @@ typedef struct tsr_decision {
     tsr_model_options model;
     tsr_memory_plan memory;
     tsr_room room;
-    uint64_t budget; /* bytes of device memory that were allowed */
+    uint64_t budget, host_budget; /* bytes of device and of host memory that were allowed */
+    int local_ranks;              /* that share what a node has once */
     uint64_t
         reserve; /* of them, what a GPU holds beside the arena: context, modules, communicators,
                          library workspaces */

@@ -1,5 +1,5 @@
 /*
- * planner/parts.h: shared by decide.c (one choice, the fastest), advise.c and longest.c (what would fit),
+ * planner/parts.h: shared by decide.c (one choice, the fastest), room.c (what may be used), advise.c and longest.c (what would fit),
  * print.c, screen.c, buffers.c and purposes.c (what is said of it).
  */
 #ifndef TSR_PLANNER_PARTS_H
@@ -63,6 +63,12 @@ uint64_t tsr_room_held(const tsr_room *room);
 /* The most that a memory_budget may ask for. */
 uint64_t tsr_room_most(const tsr_room *room);
 
+/* What is left of the device beside `others`. */
+uint64_t tsr_room_left(const tsr_config *config, const tsr_room *room);
+
+/* And of the host, or TSR_BUDGET_UNKNOWN. TSR_ECONFIG: host_memory_budget without a GPU. */
+tsr_status tsr_room_host(uint64_t *out, const tsr_inputs *inputs, const tsr_room *room);
+
 /* Outlines the plan and writes every buffer down. */
 tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
                           const tsr_choice *c);
@@ -70,6 +76,15 @@ void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout);
 
 /* Of the device, with what is beside the arena. */
 uint64_t tsr_decide_bytes(const tsr_decision *d);
+
+/* Of the host, of one rank: its own, and its share of what a node has once. */
+uint64_t tsr_decide_host_bytes(const tsr_decision *d);
+
+/* Whether what was tried fits device and host. */
+bool tsr_decide_is_within(const tsr_decision *d);
+
+/* The same of a choice whose units of a base in host memory may still stay on the device, as far as there is room. */
+bool tsr_decide_may_fit(const tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c);
 
 /* Whether anything that is allowed fits. */
 tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs,

@@ -114,12 +114,33 @@ static void put_device(tsr_text *out, const tsr_inputs *inputs, const tsr_speeds
         tsr_text_name(out, speeds->device);
 }
 
+/* What fits the device, but not its host. */
+static void put_host_verdict(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view)
+{
+    tsr_auto_text line = {0};
+    tsr_text_puts(&line, "needs at least ");
+    tsr_decide_put_bytes(&line, tsr_decide_host_bytes(d));
+    tsr_text_puts(&line, " of host memory; there are ");
+    tsr_decide_put_bytes(&line, d->host_budget);
+    tsr_text_puts(&line, inputs->config.host_memory_budget ? " of host_memory_budget"
+                                                           : " that a rank may use");
+    if (view->ranks > 1)
+        tsr_text_printf(&line, ", for each of %d ranks", view->ranks);
+    tsr_decide_put_line(out, "too big", tsr_text_string(&line));
+    out->failed |= line.failed;
+}
+
 static void put_verdict(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                         const tsr_topology_view *view, const tsr_speeds *speeds)
 {
     uint64_t needed = tsr_decide_bytes(d), asked = inputs->config.memory_budget;
     bool fits = needed <= d->budget, unknown = d->budget == TSR_BUDGET_UNKNOWN;
     tsr_auto_text line = {0};
+    if (fits && !tsr_decide_is_within(d)) {
+        put_host_verdict(out, d, inputs, view);
+        return;
+    }
     tsr_text_puts(&line, unknown ? "needs " : fits ? "peak " : "needs at least ");
     tsr_decide_put_bytes(&line, needed);
     if (unknown) {
