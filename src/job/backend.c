@@ -196,25 +196,31 @@ static bool has_level(const rank_limits *limits, uint64_t id)
     return false;
 }
 
-/* Four fifths of this rank's share of the machine's memory, or of what its control groups leave. planned: the ranks
+/* Of a rank, in bytes. */
+typedef struct {
+    uint64_t machine, groups; /* UINT64_MAX: no control group limits it */
+} share;
+
+/* Four fifths of this rank's share of the machine's memory, and of what its control groups leave. planned: the ranks
  * of a node are not there, and are taken to be in the groups of this process. */
-static uint64_t share_of_memory(const rank_limits *all, int ranks, int rank, int local_ranks,
-                                bool planned)
+static share share_of_memory(const rank_limits *all, int ranks, int rank, int local_ranks,
+                             bool planned)
 {
     const rank_limits *own = &all[rank];
-    uint64_t least = tsr_topology_memory(&(tsr_cgroup){0}) / 5 * 4 / (uint64_t)local_ranks;
+    uint64_t machine = tsr_topology_memory(&(tsr_cgroup){0});
+    share out = {machine / 5 * 4 / (uint64_t)local_ranks, UINT64_MAX};
     for (int i = 0; i < own->cgroup.memory_count; i++) {
         const tsr_cgroup_memory *level = &own->cgroup.memory[i];
         uint64_t sharers = planned ? (uint64_t)local_ranks : 0;
         for (int j = 0; j < ranks && !planned; j++)
             sharers += all[j].node == own->node && has_level(&all[j], level->id);
-        uint64_t share = level->free / 5 * 4 / sharers;
-        least = share < least ? share : least;
+        uint64_t least = level->free / 5 * 4 / sharers;
+        out.groups = least < out.groups ? least : out.groups;
     }
-    return least;
+    return out;
 }
 
-static tsr_status find_share_of_memory(uint64_t *out, tsr_job *job)
+static tsr_status find_share_of_memory(share *out, tsr_job *job)
 {
     int ranks = tsr_comm_size(job->world), rank = tsr_comm_rank(job->world);
     rank_limits *all = calloc((size_t)ranks, sizeof *all);
@@ -248,7 +254,20 @@ static tsr_status find_room(tsr_room *out, tsr_job *job)
     if (job->inputs.cuda) {
         out->free = job->speeds.memory_bytes ? job->speeds.memory_bytes : TSR_BUDGET_UNKNOWN;
         if (tsr_device_cuda_count(&count) < 0 || count == 0 || job->options.plan_roofs)
-            out->host = 0;
+            out->host = out->host_shown = 0;
+    }
+    return TSR_OK;
+}
+
+/* Of host memory the least that a rank may have; where nothing limits it, that is much. */
+static tsr_status least_of_host(tsr_room *room, tsr_job *job)
+{
+    uint64_t *bytes[] = {&room->host, &room->host_shown};
+    for (int i = 0; i < 2; i++) {
+        int64_t least = *bytes[i] ? (int64_t)*bytes[i] : INT64_MAX;
+        TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &least, 1, TSR_MIN));
+        TSR_TRY(tsr_stream_synchronize(job->control));
+        *bytes[i] = least == INT64_MAX ? 0 : (uint64_t)least;
     }
     return TSR_OK;
 }
@@ -257,14 +276,17 @@ static tsr_status find_room(tsr_room *out, tsr_job *job)
 tsr_status tsr_job_backend_room(tsr_room *out, tsr_job *job)
 {
     int rank = tsr_comm_rank(job->world);
+    share of_host;
     *out = (tsr_room){.rank = rank};
-    TSR_TRY(find_share_of_memory(&out->free, job));
-    out->host = job->inputs.cuda ? out->free : 0;
+    TSR_TRY(find_share_of_memory(&of_host, job));
+    out->free = of_host.groups < of_host.machine ? of_host.groups : of_host.machine;
+    if (job->inputs.cuda) {
+        out->host = of_host.groups == UINT64_MAX ? 0 : of_host.groups;
+        out->host_shown = of_host.machine;
+    }
     TSR_TRY(tsr_job_agree(job, find_room(out, job)));
-    int64_t least = (int64_t)out->free, least_host = (int64_t)out->host;
-    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &least_host, 1, TSR_MIN));
-    TSR_TRY(tsr_stream_synchronize(job->control));
-    out->host = (uint64_t)least_host;
+    TSR_TRY(least_of_host(out, job));
+    int64_t least = (int64_t)out->free;
     TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &least, 1, TSR_MIN));
     TSR_TRY(tsr_stream_synchronize(job->control));
     int64_t fullest = (int64_t)out->free == least ? rank : INT64_MAX;

@@ -222,9 +222,23 @@ static void print_holder(tsr_text *out, const tsr_decision *d, const tsr_inputs 
     tsr_text_printf(out, " of rank %d's GPU %d)", d->room.rank, d->room.card);
 }
 
-tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs)
+/* Some virtual machines show more memory once it is used: it may be there. */
+static void warn_of_host(const tsr_decision *d, const tsr_inputs *inputs, uint64_t shown)
+{
+    tsr_auto_text text = {0};
+    tsr_text_puts(&text, "this job needs ");
+    tsr_decide_put_bytes(&text, tsr_decide_host_bytes(d));
+    tsr_text_puts(&text, " of host memory a rank, and four fifths of what the machine shows are ");
+    tsr_decide_put_bytes(&text, shown);
+    tsr_log(TSR_LOG_WARNING, "%s: %s; it fails at its start if the rest cannot be had",
+            tsr_config_where(&inputs->config, "host_memory_budget"), tsr_text_string(&text));
+}
+
+tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs, uint64_t shown)
 {
     tsr_text text = {0};
+    if (tsr_decide_host_bytes(d) + d->room.others_host > shown && shown)
+        warn_of_host(d, inputs, shown);
     if (d->budget + d->room.others >= inputs->config.memory_budget)
         return TSR_OK;
     tsr_decide_put_bytes(&text, d->budget);

@@ -643,8 +643,14 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
     tsr_status status = tsr_decide_begin(&d, inputs, view, train, room, speeds);
     if (status == TSR_OK)
         status = choose(&fits, &d, &k);
+    if (status == TSR_OK && !fits && !tsr_decide_is_believed(&d, inputs)) {
+        d.alternative_count = 0;
+        status = choose(&fits, &d, &k);
+    }
     if (status == TSR_OK)
-        status = fits ? tsr_decide_warn(&d, inputs) : tsr_decide_refuse(&d, inputs, view);
+        status = fits ? tsr_decide_warn(&d, inputs,
+                                        inputs->config.host_memory_budget ? 0 : room->host_shown)
+                      : tsr_decide_refuse(&d, inputs, view);
     if (status < 0) {
         tsr_decide_clear(&d, &inputs->layout);
         tsr_decision_free(&d);

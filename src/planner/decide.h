@@ -26,12 +26,14 @@ typedef struct {
 
 /* The memory of one rank: of the ranks' cards the fullest, of host memory the least. */
 typedef struct {
-    uint64_t free;        /* the budget where memory_budget is auto; or TSR_BUDGET_UNKNOWN */
-    uint64_t total;       /* of a card that is here; 0: there is none */
-    int rank, card;       /* whose, and which of those that the rank sees */
-    uint64_t others;      /* of it, what other adapters on the same base own */
-    uint64_t host;        /* of it beside a GPU, where host_memory_budget is auto; 0: not known */
-    uint64_t others_host; /* as `others` */
+    uint64_t free;   /* the budget where memory_budget is auto; or TSR_BUDGET_UNKNOWN */
+    uint64_t total;  /* of a card that is here; 0: there is none */
+    int rank, card;  /* whose, and which of those that the rank sees */
+    uint64_t others; /* of it, what other adapters on the same base own */
+    /* Host memory beside a GPU, where host_memory_budget is auto: what control groups allow, and what the machine
+     * shows, which some virtual machines enlarge as it is used. 0: not known. */
+    uint64_t host, host_shown;
+    uint64_t others_host;            /* as `others` */
     const struct tsr_decision *base; /* where the base lies is decided there; NULL: here */
 } tsr_room;
 

@@ -74,6 +74,9 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                           const tsr_choice *c);
 void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout);
 
+/* Of what did not fit: no longer counts what the machine shows of its memory. True: that did not limit it. */
+bool tsr_decide_is_believed(tsr_decision *d, const tsr_inputs *inputs);
+
 /* Of the device, with what is beside the arena. */
 uint64_t tsr_decide_bytes(const tsr_decision *d);
 
@@ -91,8 +94,9 @@ tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs
                            const tsr_topology_view *view, const tsr_batch_bounds *bounds,
                            const tsr_allowance *allowed);
 
-/* Says of a memory_budget that does not fit the card what it was cut to, and why. */
-tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs);
+/* Says of a memory_budget that does not fit the card what it was cut to, and why; and of a job that needs more host memory than
+ * the `shown` bytes, that it does. 0: all is told. */
+tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs, uint64_t shown);
 
 /* TSR_ECONFIG: what does not fit, and the smallest change that would. */
 tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,

@@ -37,9 +37,11 @@ uint64_t tsr_room_left(const tsr_config *config, const tsr_room *room)
 tsr_status tsr_room_host(uint64_t *out, const tsr_inputs *inputs, const tsr_room *room)
 {
     const tsr_config *config = &inputs->config;
-    uint64_t asked = config->host_memory_budget,
-             known = room->host ? room->host : TSR_BUDGET_UNKNOWN;
-    uint64_t all = asked ? asked : known;
+    uint64_t asked = config->host_memory_budget, all = asked ? asked : TSR_BUDGET_UNKNOWN;
+    if (!asked && room->host)
+        all = room->host;
+    if (!asked && room->host_shown && room->host_shown < all)
+        all = room->host_shown;
     if (asked && !inputs->cuda)
         return tsr_fail(TSR_ECONFIG,
                         "%s: host_memory_budget is for jobs on a GPU; on the CPU all memory is the "
@@ -47,6 +49,15 @@ tsr_status tsr_room_host(uint64_t *out, const tsr_inputs *inputs, const tsr_room
                         tsr_config_where(config, "host_memory_budget"));
     *out = all == TSR_BUDGET_UNKNOWN ? all : all > room->others_host ? all - room->others_host : 0;
     return TSR_OK;
+}
+
+bool tsr_decide_is_believed(tsr_decision *d, const tsr_inputs *inputs)
+{
+    uint64_t before = d->host_budget;
+    if (!d->room.host_shown || inputs->config.host_memory_budget)
+        return true;
+    d->room.host_shown = 0;
+    return tsr_room_host(&d->host_budget, inputs, &d->room) < 0 || d->host_budget == before;
 }
 
 uint64_t tsr_decide_host_bytes(const tsr_decision *d)

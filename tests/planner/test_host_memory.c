@@ -17,6 +17,8 @@
 #define GIB    (1ull << 30)
 #define MIB    (1ull << 20)
 
+static uint64_t machine_shows;
+
 typedef struct {
     tsr_inputs inputs;
     tsr_decision decision;
@@ -33,7 +35,7 @@ static planned *plan(const char *shape, int length, const char *more, uint64_t h
              shape, length, more);
     const tsr_config_source source = {.text = text, .use = TSR_CONFIG_PLAN};
     const tsr_topology_view view = {ranks, 0, ranks};
-    const tsr_room room = {.free = TSR_BUDGET_UNKNOWN, .host = host};
+    const tsr_room room = {.free = TSR_BUDGET_UNKNOWN, .host = host, .host_shown = machine_shows};
     tsr_speeds speeds;
     planned *p = calloc(1, sizeof *p);
     assert_non_null(p);
@@ -119,6 +121,26 @@ static void test_base(void **state)
     assert_int_equal(refused("llama3-70b", 2048, budget, (mib - 1) * MIB), mib);
 }
 
+/* What a machine shows is kept to where it can be, and not believed where nothing fits. */
+static void test_shown(void **state)
+{
+    (void)state;
+    static const char budget[] = "memory_budget: 22GiB\n";
+    static const uint64_t shown[] = {30 * GIB, 20 * GIB};
+    planned *free = accepted("llama3-70b", 2048, budget, 0);
+    for (int i = 0; i < 2; i++) {
+        machine_shows = shown[i];
+        planned *p = accepted("llama3-70b", 2048, budget, 0);
+        machine_shows = 0;
+        uint64_t needed = tsr_decide_host_bytes(&p->decision);
+        assert_true(i ? needed > shown[i] : needed <= shown[i]);
+        assert_int_equal(p->decision.plan->hash == free->decision.plan->hash,
+                         needed == tsr_decide_host_bytes(&free->decision));
+        release(p);
+    }
+    release(free);
+}
+
 /* A limit that is not reached changes nothing. */
 static void test_plenty(void **state)
 {
@@ -176,7 +198,10 @@ static void test_key(void **state)
     assert_int_equal(tsr_room_host(&budget, &inputs, &room), TSR_OK);
     assert_int_equal(budget, 0);
     inputs.config.host_memory_budget = 0;
-    room.host = 0;
+    room.host_shown = 32 * GIB;
+    assert_int_equal(tsr_room_host(&budget, &inputs, &room), TSR_OK);
+    assert_int_equal(budget, 31 * GIB);
+    room.host = room.host_shown = 0;
     assert_int_equal(tsr_room_host(&budget, &inputs, &room), TSR_OK);
     assert_int_equal(budget, TSR_BUDGET_UNKNOWN);
 }
@@ -186,7 +211,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_activations), cmocka_unit_test(test_base),
         cmocka_unit_test(test_plenty),      cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_cpu),         cmocka_unit_test(test_key),
+        cmocka_unit_test(test_cpu),         cmocka_unit_test(test_shown),
+        cmocka_unit_test(test_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
