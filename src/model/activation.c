@@ -61,6 +61,12 @@ static tsr_status take_floats(const walk *w, float **out, const char *what, cons
     return TSR_OK;
 }
 
+int64_t tsr_activation_span(const tsr_activation_options *options)
+{
+    bool whole = options->bounds.tokens <= options->span || options->layout->mixed_count > 0;
+    return whole ? 0 : options->span;
+}
+
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options)
 {
     return (tsr_attention_bounds){.tokens = options->bounds.tokens,
@@ -162,7 +168,8 @@ static bool are_alike(const tsr_layer_programs *programs, const tsr_activation_o
                 (a == first) == (b == first) &&
                 !memcmp(&o->keep[a], &o->keep[b], sizeof *o->keep) &&
                 slots_wanted(programs, a) == slots_wanted(programs, b) &&
-                programs->begun[a] == programs->begun[b];
+                programs->begun[a] == programs->begun[b] &&
+                !memcmp(x->part, y->part, (size_t)x->block->node_count * sizeof *x->part);
     if (!same)
         return false;
     fill_traits(left, o, a);
@@ -185,7 +192,9 @@ static tsr_status make_program(tsr_layer_programs *out, const tsr_activation_opt
                                                .wanted_slots = (uint8_t)slots_wanted(out, layer),
                                                .begun_slots = out->begun[layer],
                                                .fp8 = o->fp8,
-                                               .keep = o->keep[layer]};
+                                               .keep = o->keep[layer],
+                                               .span = tsr_activation_span(o),
+                                               .part = o->layout->unit[layer].part};
     const tsr_layer_program_sizes sizes = {o->kernels, tsr_activation_attention(o), o->dtype};
     tsr_layer_program *grown = realloc(out->program, ((size_t)out->count + 1) * sizeof *grown);
     if (!grown)
@@ -451,32 +460,47 @@ static uint64_t partial_columns(const walk *w)
     return most;
 }
 
-/* The largest sides of all linears; of x A^T; and of stacked adapters. */
+/* The largest sides of all linears; what the rows take that one has at a time; and stacked adapters. */
 typedef struct {
-    uint64_t in, out, low;
+    uint64_t out;
+    tsr_array in_rows, out_rows, low_rows,
+        side_rows; /* its input, result, x A^T; the larger side */
     tsr_array weight, stack_a, stack_b;
 } extent;
 
-static tsr_array larger_array(tsr_array a, tsr_array b)
+static void enlarge(tsr_array *a, uint64_t rows, uint64_t columns)
 {
-    return tsr_array_bytes(b) > tsr_array_bytes(a) ? b : a;
+    tsr_array b = {a->dtype, rows, columns};
+    if (tsr_array_bytes(b) > tsr_array_bytes(*a))
+        *a = b;
+}
+
+static void include_linear(extent *e, const walk *w, int layer, int index)
+{
+    const tsr_layer_program *program = tsr_layer_program_of(w->programs, layer);
+    const tsr_layout_linear *linear = &w->options->layout->unit[layer].linear[index];
+    uint64_t columns = stack_columns(w->options, linear);
+    uint64_t low = larger(columns, w->options->layout->largest_r);
+    tsr_tile_kind kinds[2];
+    tsr_tile_kinds(kinds, program, program->block->matrix[index].node, (int64_t)w->tokens);
+    uint64_t rows = (uint64_t)kinds[0].tokens;
+    e->out = larger(e->out, linear->out);
+    enlarge(&e->weight, linear->out, linear->in);
+    enlarge(&e->stack_a, columns, linear->in);
+    enlarge(&e->stack_b, linear->out, columns);
+    enlarge(&e->in_rows, rows, linear->in);
+    enlarge(&e->out_rows, rows, linear->out);
+    enlarge(&e->side_rows, rows, larger(linear->in, linear->out));
+    enlarge(&e->low_rows, rows, low);
 }
 
 static extent find_extent(const walk *w)
 {
-    const tsr_layout *layout = w->options->layout;
-    extent e = {.weight.dtype = w->options->dtype, .low = layout->largest_r};
-    for (int layer = 0; layer < layout->layer_count; layer++)
-        for (int i = 0; i < layout->unit[layer].block->matrix_count; i++) {
-            const tsr_layout_linear *linear = &layout->unit[layer].linear[i];
-            uint64_t columns = stack_columns(w->options, linear);
-            e.weight = larger_array(e.weight, (tsr_array){e.weight.dtype, linear->out, linear->in});
-            e.stack_a = larger_array(e.stack_a, (tsr_array){e.weight.dtype, columns, linear->in});
-            e.stack_b = larger_array(e.stack_b, (tsr_array){e.weight.dtype, linear->out, columns});
-            e.low = larger(e.low, columns);
-            e.in = larger(e.in, linear->in);
-            e.out = larger(e.out, linear->out);
-        }
+    const tsr_array none = {w->options->dtype, 0, 0};
+    extent e = {0, none, none, none, {TSR_F8_E4M3, 0, 0}, none, none, none};
+    for (int layer = 0; layer < w->options->layout->layer_count; layer++)
+        for (int i = 0; i < w->options->layout->unit[layer].block->matrix_count; i++)
+            include_linear(&e, w, layer, i);
     return e;
 }
 
@@ -487,14 +511,14 @@ static tsr_status take_backward(const walk *w, tsr_activations *out, const exten
     TSR_TRY(take_rows(w, &out->dx, "dx", "gradient of the residual stream", w->d));
     TSR_TRY(take_floats(w, &out->context.partials, "partial sums", "DoRA: dm, summed over tokens",
                         rows, columns));
-    TSR_TRY(take_rows(w, &out->context.d_low, "d_low", "gradient of x A", e->low));
+    TSR_TRY(take(w, &out->context.d_low, "scratch d_low", "gradient of x A", e->low_rows));
     TSR_TRY(take_floats(w, &out->context.stack.da, "stacked dA", "of several adapters",
                         e->stack_a.rows, e->stack_a.columns));
     TSR_TRY(take_floats(w, &out->context.stack.db, "stacked dB", "of several adapters",
                         e->stack_b.rows, e->stack_b.columns));
     if (w->options->dropout)
-        TSR_TRY(take_rows(w, &out->context.d_dropped, "d_dropped", "gradient of the dropped input",
-                          e->in));
+        TSR_TRY(take(w, &out->context.d_dropped, "scratch d_dropped",
+                     "gradient of the dropped input", e->in_rows));
     return TSR_OK;
 }
 
@@ -515,7 +539,7 @@ static tsr_status take_fp8(const walk *w, tsr_linear_fp8 *out, const extent *e)
     }
     TSR_TRY(take(w, &out->rows, "scratch rows in e4m3",
                  "base_compute: fp8: input of the linear at work, or gradient of its output",
-                 (tsr_array){TSR_F8_E4M3, w->tokens, larger(e->in, e->out)}));
+                 e->side_rows));
     return take_floats(w, &out->row_scale, "row scale", "its scale of each token", w->tokens, 1);
 }
 
@@ -553,14 +577,15 @@ static tsr_status take_linear(const walk *w, tsr_activations *out, const extent 
         take(w, &out->context.weight, "scratch weight", "the weight at work, decoded", e->weight));
     if (w->options->fp8)
         TSR_TRY(take_fp8(w, &out->context.fp8, e));
-    TSR_TRY(take_rows(w, &out->context.low, "low", "x A of the linear at work", e->low));
+    TSR_TRY(take(w, &out->context.low, "scratch low", "x A of the linear at work", e->low_rows));
     TSR_TRY(take(w, &out->context.stack.a, "scratch stacked A",
                  "of several adapters, of the linear at work", e->stack_a));
     TSR_TRY(take(w, &out->context.stack.b, "scratch stacked B",
                  "of several adapters, of the linear at work", e->stack_b));
     if (w->options->dropout) {
-        TSR_TRY(take_rows(w, &out->context.dropped, "dropped", "its input after dropout", e->in));
-        TSR_TRY(take_rows(w, &out->context.lora, "lora", "its adapter's output", e->out));
+        TSR_TRY(take(w, &out->context.dropped, "scratch dropped", "its input after dropout",
+                     e->in_rows));
+        TSR_TRY(take(w, &out->context.lora, "scratch lora", "its adapter's output", e->out_rows));
     }
     return take_norm_scratch(w, out);
 }

@@ -2,6 +2,8 @@
 
 #include "model/node_parts.h"
 
+#include <string.h>
+
 static void *address(const tsr_layer_memory *memory, tsr_value_place place)
 {
     switch (place.kind) {
@@ -32,8 +34,20 @@ static uint64_t part_offset(const tsr_pass *pass, const tsr_value *value)
            tsr_dtype_bytes(pass->context->dtype);
 }
 
+/* From row `first` of a value on; NULL stays. */
+static void *rows_at(void *address, const tsr_pass *pass, const tsr_layer_program *program,
+                     int value, int64_t first)
+{
+    bool statistic = pass->block->value[value].statistic;
+    uint64_t element = statistic ? sizeof(float) : tsr_dtype_bytes(pass->context->dtype);
+    uint64_t offset = (uint64_t)first * tsr_value_width(program, value) * element;
+    return address ? (char *)address + offset : NULL;
+}
+
+/* From the rows on that the pass begins with, where all rows are there. */
 static void resolve(void *out[TSR_BLOCK_VALUES], const tsr_pass *pass,
-                    const tsr_layer_memory *memory, const tsr_value_place *places)
+                    const tsr_layer_program *program, const tsr_layer_memory *memory,
+                    const tsr_value_place *places, int64_t first)
 {
     for (int v = 0; v < pass->block->value_count; v++) {
         const tsr_value *value = &pass->block->value[v];
@@ -42,6 +56,8 @@ static void resolve(void *out[TSR_BLOCK_VALUES], const tsr_pass *pass,
         out[v] = address(memory, places[v]);
         if (out[v] && shared && value->of_layer)
             out[v] = (char *)out[v] + part_offset(pass, value);
+        if (!places[v].of_tile)
+            out[v] = rows_at(out[v], pass, program, v, first);
     }
 }
 
@@ -58,20 +74,133 @@ static tsr_pass begin(const tsr_linear_context *context, const tsr_model_tables 
                       .vector = layer->vector};
 }
 
+/* Of rows from `first` on. A backward has no input. */
+static void resolve_all(tsr_pass *pass, const tsr_layer_program *program,
+                        const tsr_layer_memory *memory, int64_t first)
+{
+    bool backward = !pass->input;
+    resolve(pass->value, pass, program, memory,
+            backward ? program->in_backward : program->in_forward, first);
+    if (backward) {
+        resolve(pass->gradient, pass, program, memory, program->gradient, first);
+        return;
+    }
+    int16_t x = pass->block->in.x, pending = pass->block->in.pending;
+    pass->value[x] = rows_at((void *)pass->input->x, pass, program, x, first);
+    pass->value[pending] = rows_at((void *)pass->input->z, pass, program, pending, first);
+}
+
+/* Step `index` of a forward, or of a backward with what is made again before it. */
+static tsr_status run_step(tsr_pass *pass, const tsr_layer_program *program,
+                           const tsr_layer_memory *memory, int index)
+{
+    bool backward = !pass->input, again = backward && index < program->remade.count;
+    const tsr_step *step = tsr_step_at(program, backward, index);
+    const tsr_node_kind *node = pass->block->node[step->node].kind;
+    tsr_pass_kind kind = again ? TSR_PASS_REMADE : backward ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
+    pass->workspace = address(memory, program->workspace[kind][step->node]);
+    pass->workspace_bytes = program->workspace_bytes[step->node];
+    pass->codes = address(memory, program->codes[step->node]);
+    return kind == TSR_PASS_BACKWARD ? node->backward(pass, step) : node->forward(pass, step);
+}
+
+/* ---- tiles ---- */
+
+static float **gradient_of(tsr_layer_gradients *of, const tsr_step_gradient *which)
+{
+    tsr_layer_gradients *g = &of[which->matrix];
+    return which->kind == TSR_GRADIENT_A ? &g->a : which->kind == TSR_GRADIENT_B ? &g->b : &g->m;
+}
+
+static tsr_status add(const tsr_pass *pass, float *sum, const float *one,
+                      const tsr_step_gradient *of)
+{
+    return pass->context->kernels->rms_norm(pass->context->stream,
+                                            &(tsr_rms_norm_args){.x = sum,
+                                                                 .z = one,
+                                                                 .x_out = sum,
+                                                                 .tokens = (int64_t)of->rows,
+                                                                 .d = (int64_t)of->columns,
+                                                                 .dtype = TSR_F32});
+}
+
+/* A step of a backward in a tile behind the first: its gradients of adapters are added to those of the tiles before. */
+static tsr_status run_adding(const tsr_pass *whole, const tsr_layer_program *program,
+                             const tsr_layer_memory *memory, int index)
+{
+    const tsr_step *step = tsr_step_at(program, true, index);
+    tsr_pass pass = *whole;
+    tsr_layer_gradients own[TSR_BLOCK_WEIGHTS];
+    tsr_step_gradient written[TSR_STEP_GRADIENTS];
+    float *sum[TSR_STEP_GRADIENTS];
+    int count = tsr_step_gradients(written, program, step);
+    char *at = address(memory, program->sums[step->node]);
+    memcpy(own, whole->gradients, sizeof own);
+    for (int i = 0; i < count; i++) {
+        float **to = gradient_of(own, &written[i]);
+        sum[i] = *to;
+        *to = (float *)at;
+        at += tsr_step_gradient_bytes(&written[i]);
+    }
+    pass.gradients = own;
+    TSR_TRY(run_step(&pass, program, memory, index));
+    for (int i = 0; i < count; i++)
+        TSR_TRY(add(&pass, sum[i], *gradient_of(own, &written[i]), &written[i]));
+    return TSR_OK;
+}
+
+/* The norms of DoRA were made with the first tile. */
+static void forget_norms(tsr_linear out[TSR_BLOCK_MATRICES], const tsr_pass *pass)
+{
+    for (int i = 0; i < pass->block->matrix_count; i++) {
+        out[i] = pass->linear[i];
+        out[i].norm = NULL;
+    }
+}
+
+/* Steps [from, end) for rows [first, first + rows) of the micro-batch. */
+static tsr_status run_tile(const tsr_pass *whole, const tsr_layer_program *program,
+                           const tsr_layer_memory *memory, int from, int end, int64_t first,
+                           int64_t rows)
+{
+    tsr_pass pass = *whole;
+    tsr_linear_context context = *whole->context;
+    tsr_linear linear[TSR_BLOCK_MATRICES];
+    bool adds = first > 0 && !whole->input;
+    context.tokens = rows;
+    context.samples = context.samples ? context.samples + first : NULL;
+    context.positions = context.positions ? context.positions + first : NULL;
+    pass.context = &context;
+    if (first > 0) {
+        forget_norms(linear, whole);
+        pass.linear = linear;
+    }
+    resolve_all(&pass, program, memory, first);
+    for (int i = from; i < end; i++) {
+        bool trains = adds && i >= program->remade.count;
+        TSR_TRY(trains ? run_adding(&pass, program, memory, i)
+                       : run_step(&pass, program, memory, i));
+    }
+    return TSR_OK;
+}
+
 /* Steps [first, end). */
 static tsr_status run(tsr_pass *pass, const tsr_layer_program *program,
-                      const tsr_layer_memory *memory, tsr_pass_kind kind, int first, int end)
+                      const tsr_layer_memory *memory, int first, int end)
 {
-    const tsr_steps *steps = kind == TSR_PASS_FORWARD  ? &program->forward
-                             : kind == TSR_PASS_REMADE ? &program->remade
-                                                       : &program->backward;
-    for (int i = first; i < end && i < steps->count; i++) {
-        const tsr_step *step = &steps->step[i];
-        const tsr_node_kind *node = pass->block->node[step->node].kind;
-        pass->workspace = address(memory, program->workspace[kind][step->node]);
-        pass->workspace_bytes = program->workspace_bytes[step->node];
-        pass->codes = address(memory, program->codes[step->node]);
-        TSR_TRY(kind == TSR_PASS_BACKWARD ? node->backward(pass, step) : node->forward(pass, step));
+    int64_t tokens = pass->context->tokens;
+    int count = tsr_step_count(program, !pass->input);
+    end = end < count ? end : count;
+    while (first < end) {
+        int last = tsr_tile_end(program, !pass->input, first, end);
+        int64_t span = program->span ? program->span : tokens;
+        for (int64_t row = 0; first < last && row < tokens; row += span) {
+            int64_t rows = tokens - row < span ? tokens - row : span;
+            TSR_TRY(run_tile(pass, program, memory, first, last, row, rows));
+        }
+        if (last == first)
+            TSR_TRY(run_step(pass, program, memory, last++));
+        first = last;
     }
     return TSR_OK;
 }
@@ -87,9 +216,7 @@ static tsr_pass enter(const tsr_linear_context *context, const tsr_model_tables 
 {
     tsr_pass pass = begin(context, tables, layer, batch);
     pass.input = input;
-    resolve(pass.value, &pass, memory, layer->program->in_forward);
-    pass.value[pass.block->in.x] = (void *)input->x;
-    pass.value[pass.block->in.pending] = (void *)input->z;
+    resolve_all(&pass, layer->program, memory, 0);
     return pass;
 }
 
@@ -103,7 +230,7 @@ tsr_status tsr_layer_enter(const tsr_linear_context *context, const tsr_model_ta
     while (program->forward.step[count - 1].node !=
            program->block->value[program->block->root].node)
         count++;
-    return run(&pass, program, memory, TSR_PASS_FORWARD, 0, count);
+    return run(&pass, program, memory, 0, count);
 }
 
 tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_model_tables *tables,
@@ -114,7 +241,7 @@ tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_model_
     const tsr_layer_program *program = layer->program;
     const tsr_residual *out = &program->block->out;
     tsr_pass pass = enter(context, tables, layer, batch, memory, input);
-    TSR_TRY(run(&pass, program, memory, TSR_PASS_FORWARD, part->first, part->end));
+    TSR_TRY(run(&pass, program, memory, part->first, part->end));
     if (part->end < program->forward.count)
         return TSR_OK;
     *input = (tsr_layer_input){pass.value[out->x], NULL, NULL};
@@ -132,13 +259,9 @@ tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_model
                               const tsr_layer_run *part)
 {
     const tsr_layer_program *program = layer->program;
-    int remade = program->remade.count, first = part->first - remade;
     tsr_pass pass = begin(context, tables, layer, batch);
     pass.gradients = gradients;
     pass.made8 = layer->made8;
-    resolve(pass.value, &pass, memory, program->in_backward);
-    resolve(pass.gradient, &pass, memory, program->gradient);
-    TSR_TRY(run(&pass, program, memory, TSR_PASS_REMADE, part->first, part->end));
-    return run(&pass, program, memory, TSR_PASS_BACKWARD, first > 0 ? first : 0,
-               part->end - remade);
+    resolve_all(&pass, program, memory, 0);
+    return run(&pass, program, memory, part->first, part->end);
 }

@@ -10,7 +10,7 @@ tsr_output tsr_pass_output(const tsr_pass *pass, int value)
     int matrix = matrix_of(pass, value);
     tsr_output out = {.z = pass->value[value], .bias.dtype = TSR_F32};
     if (value == pass->block->in.pending)
-        return (tsr_output){pass->input->z, pass->input->g, {NULL, TSR_F32}};
+        return (tsr_output){out.z, pass->input->g, {NULL, TSR_F32}};
     if (matrix == TSR_NONE || tsr_linear_composes(&pass->linear[matrix]))
         return out;
     out.g = pass->linear[matrix].r ? pass->linear[matrix].g : NULL;

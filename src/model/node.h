@@ -98,7 +98,7 @@ typedef struct {
     int64_t *dropped; /* [1] */
 } tsr_router_counts;
 
-/* The micro-batch on the device. */
+/* The micro-batch on the device; all of it, whatever a pass has of it. */
 typedef struct {
     int64_t tokens;
     const int32_t *positions;  /* [tokens], in their documents */
@@ -152,7 +152,8 @@ typedef struct {
     const float *g; /* its magnitude, or NULL */
 } tsr_layer_input;
 
-/* What a pass over a layer hands to its nodes. Addresses by value; NULL where there is none. */
+/* What a pass over a layer hands to its nodes. Addresses by value; NULL where there is none. Of a tile all of it is that
+ * of the tile's rows, but for the batch. */
 typedef struct {
     const tsr_linear_context *context;
     const tsr_model_tables *tables;
@@ -195,7 +196,9 @@ typedef struct tsr_costing tsr_costing; /* model/work_parts.h */
 
 struct tsr_node_kind {
     const char *name;
-    bool adds;   /* its backward can add to the gradient of an input */
+    bool
+        row_wise; /* a row of what it makes, and of its gradients, comes of the same row of all else */
+    bool adds;    /* its backward can add to the gradient of an input */
     bool scales; /* its backward gives dz and dm of the linears' results that it reads */
     int8_t rows; /* the output that it can put into e4m3 as it makes it; TSR_NONE */
     tsr_status (*forward)(const tsr_pass *pass, const tsr_step *step);

@@ -30,7 +30,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
             p->context->stream,
             &(tsr_copy_columns_args){.out = p->value[node->out[i]],
                                      .in = at(p, y.z, from),
-                                     .rows = p->batch->tokens,
+                                     .rows = p->context->tokens,
                                      .columns = columns,
                                      .out_stride = columns,
                                      .in_stride = (int64_t)p->block->value[node->in[0]].width,
@@ -52,7 +52,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
             p->context->stream,
             &(tsr_copy_columns_args){.out = at(p, p->gradient[node->in[0]], from),
                                      .in = p->gradient[node->out[i]],
-                                     .rows = p->batch->tokens,
+                                     .rows = p->context->tokens,
                                      .columns = columns,
                                      .out_stride = (int64_t)p->block->value[node->in[0]].width,
                                      .in_stride = columns,
@@ -82,6 +82,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_columns = {.name = "columns",
+                                        .row_wise = true,
                                         .rows = TSR_NONE,
                                         .forward = forward,
                                         .backward = backward,

@@ -46,6 +46,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_gain = {.name = "gain",
+                                     .row_wise = true,
                                      .rows = TSR_NONE,
                                      .forward = forward,
                                      .backward = backward,

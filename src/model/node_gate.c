@@ -24,7 +24,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                       .g = gate.g,
                                                       .bias = gate.bias,
                                                       .out = p->value[node->out[0]],
-                                                      .tokens = p->batch->tokens,
+                                                      .tokens = p->context->tokens,
                                                       .gates = gates_of(p, node),
                                                       .group = group_of(p, node),
                                                       .dtype = p->context->dtype});
@@ -42,7 +42,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                                       .bias = gate.bias,
                                                       .dx = p->gradient[node->in[0]],
                                                       .dy = p->gradient[node->in[1]],
-                                                      .tokens = p->batch->tokens,
+                                                      .tokens = p->context->tokens,
                                                       .gates = gates_of(p, node),
                                                       .group = group_of(p, node),
                                                       .dtype = p->context->dtype});
@@ -80,6 +80,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_gate = {.name = "gate",
+                                     .row_wise = true,
                                      .rows = TSR_NONE,
                                      .forward = forward,
                                      .backward = backward,

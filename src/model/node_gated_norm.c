@@ -19,7 +19,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                    .g = gate.g,
                                                    .w = p->vector[node->weight[0]],
                                                    .out = p->value[node->out[0]],
-                                                   .tokens = p->batch->tokens,
+                                                   .tokens = p->context->tokens,
                                                    .heads = heads_of(p, node),
                                                    .width = node->spec.gated_norm.head_dim,
                                                    .eps = node->spec.gated_norm.eps,
@@ -38,7 +38,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                                             .w = p->vector[node->weight[0]],
                                                             .dx = p->gradient[node->in[0]],
                                                             .dy = p->gradient[node->in[1]],
-                                                            .tokens = p->batch->tokens,
+                                                            .tokens = p->context->tokens,
                                                             .heads = heads_of(p, node),
                                                             .width = node->spec.gated_norm.head_dim,
                                                             .eps = node->spec.gated_norm.eps,
@@ -67,6 +67,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_gated_norm = {.name = "gated norm",
+                                           .row_wise = true,
                                            .rows = TSR_NONE,
                                            .forward = forward,
                                            .backward = backward,

@@ -150,6 +150,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_glu = {.name = "glu",
+                                    .row_wise = true,
                                     .scales = true,
                                     .rows = 0,
                                     .forward = forward,

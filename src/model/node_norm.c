@@ -152,6 +152,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_norm = {.name = "norm",
+                                     .row_wise = true,
                                      .adds = true,
                                      .rows = TSR_NORM_H,
                                      .forward = forward,

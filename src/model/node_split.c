@@ -19,7 +19,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                     .bias = y.bias,
                                                     .first = p->value[node->out[0]],
                                                     .second = p->value[node->out[1]],
-                                                    .tokens = p->batch->tokens,
+                                                    .tokens = p->context->tokens,
                                                     .heads = node->spec.split.heads,
                                                     .width = width_of(p, node),
                                                     .dtype = p->context->dtype});
@@ -32,7 +32,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
         p->context->stream, &(tsr_split_heads_backward_args){.first = p->gradient[node->out[0]],
                                                              .second = p->gradient[node->out[1]],
                                                              .dy = p->gradient[node->in[0]],
-                                                             .tokens = p->batch->tokens,
+                                                             .tokens = p->context->tokens,
                                                              .heads = node->spec.split.heads,
                                                              .width = width_of(p, node),
                                                              .dtype = p->context->dtype});
@@ -57,6 +57,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_split = {.name = "split",
+                                      .row_wise = true,
                                       .rows = TSR_NONE,
                                       .forward = forward,
                                       .backward = backward,

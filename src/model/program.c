@@ -1,6 +1,7 @@
 #include "model/program.h"
 
 #include "model/node_parts.h"
+#include "model/program_parts.h"
 
 #include <string.h>
 
@@ -214,6 +215,7 @@ static void find_rows(const tsr_layer_program *p, tsr_steps *steps)
     for (int i = 0; i < steps->count; i++) {
         const tsr_node *node = node_of(p, &steps->step[i]);
         tsr_step *before = i > 0 ? &steps->step[i - 1] : NULL;
+        before = before && tsr_program_together(p, before, &steps->step[i]) ? before : NULL;
         const tsr_node *maker = before ? node_of(p, before) : NULL;
         if (node->kind != &tsr_node_linear)
             continue;
@@ -247,6 +249,7 @@ static void find_gradient_rows(const tsr_layer_program *p, tsr_steps *steps)
 {
     for (int i = 0; i + 1 < steps->count; i++)
         steps->step[i].makes_rows =
+            tsr_program_together(p, &steps->step[i], &steps->step[i + 1]) &&
             makes_gradients_of(p, node_of(p, &steps->step[i]), node_of(p, &steps->step[i + 1]));
 }
 
@@ -257,6 +260,7 @@ void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_opti
     p->block = options->block;
     p->trains = options->trains;
     p->keep = options->keep;
+    tsr_program_find_tail(p, options);
     memcpy(p->traits, options->traits, (size_t)p->block->matrix_count * sizeof *p->traits);
     if (p->block->stack_count)
         memcpy(p->traits + tsr_stack_weight(0), options->traits + tsr_stack_weight(0),

@@ -15,6 +15,12 @@
  * does the gradient of the residual stream, which every layer changes in place (`dx`), and what is shared with layers
  * further up, with its gradient (`shared`). The same nodes run on the same values wherever these lie, so the bits do
  * not depend on any of it.
+ *
+ * Tiles. A micro-batch of more than `span` tokens goes through the tail of a layer, the nodes behind the last one that is
+ * not row-wise (attention, say), `span` rows at a time: first all of the tail for the first rows, forward or backward with
+ * what is made again, then for the next. What nobody else reads then exists for one tile only. Gradients of adapters are
+ * added up in the order of the tiles. Whether values are kept or made again, and in how many units a layer is, changes
+ * what exists for a tile, and not what is computed: so the bits depend on the tokens and on `span` alone.
  */
 #ifndef TSR_MODEL_PROGRAM_H
 #define TSR_MODEL_PROGRAM_H
@@ -47,6 +53,9 @@ typedef struct {
     bool below;                      /* and what enters it has a gradient too */
     bool fp8;
     tsr_keep keep; /* what it may keep */
+    int64_t span;  /* rows of a tile; 0: no micro-batch has more */
+    const uint8_t *
+        part; /* [node_count]: the part of the layer that a node is in (model/layout.h); NULL: there is one */
     /* Of shared slots, a bit each: whose gradient a layer below wants, and of which a layer above has left one. */
     uint8_t wanted_slots, begun_slots;
 } tsr_layer_program_options;
@@ -72,6 +81,7 @@ typedef enum {
 typedef struct {
     uint64_t at;
     tsr_place_kind kind;
+    bool of_tile; /* only the rows of a tile lie there, in the scratch */
 } tsr_value_place;
 
 /* A pass over the layer, in the order in which it runs. */
@@ -87,12 +97,16 @@ typedef struct {
     tsr_keep keep;
     uint8_t wanted_slots; /* those of the options and of what it gives itself */
     tsr_steps forward, remade, backward;
+    int64_t span;
+    int tail;                      /* the first node of the tail; all of them: there is none */
+    uint8_t part[TSR_BLOCK_NODES]; /* as in the options */
     bool needed[TSR_BLOCK_VALUES], kept[TSR_BLOCK_VALUES]; /* by the backward; until then */
     /* From here on after tsr_layer_program_place. */
     tsr_value_place in_forward[TSR_BLOCK_VALUES], in_backward[TSR_BLOCK_VALUES],
         gradient[TSR_BLOCK_VALUES];
-    /* Of nodes: their workspace in each pass, and gradients in e4m3. */
-    tsr_value_place workspace[TSR_PASSES][TSR_BLOCK_NODES], codes[TSR_BLOCK_NODES];
+    /* Of nodes: their workspace in each pass, gradients in e4m3, and those of adapters until they are added. */
+    tsr_value_place workspace[TSR_PASSES][TSR_BLOCK_NODES], codes[TSR_BLOCK_NODES],
+        sums[TSR_BLOCK_NODES];
     uint64_t workspace_bytes[TSR_BLOCK_NODES];
     int16_t
         kept_buffer[TSR_BLOCK_VALUES]; /* [kept_count]: a value for each, the one that names it */
@@ -103,9 +117,41 @@ typedef struct {
 /* What is run; *out is written, and borrows the block. */
 void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_options *options);
 
-/* Where everything lies. TSR_EINTERNAL: the block asks for something that no pass can do. */
+/* Where everything lies; with a span, of micro-batches that have more tokens. TSR_EINTERNAL: the block asks for something that no pass can do. */
 tsr_status tsr_layer_program_place(tsr_layer_program *program,
                                    const tsr_layer_program_sizes *sizes);
+
+/* ---- tiles ---- */
+
+/* The steps of a forward, or those of a backward: what is made again, then the backward proper. */
+int tsr_step_count(const tsr_layer_program *program, bool backward);
+const tsr_step *tsr_step_at(const tsr_layer_program *program, bool backward, int index);
+
+/* Of such steps, where those end that go through a tile together from `first` on, at most at `end`; `first`: this one does
+ * not go through tiles. */
+int tsr_tile_end(const tsr_layer_program *program, bool backward, int first, int end);
+
+/* Into how many calls of how many tokens each a node's work on a micro-batch is divided; returns 1 or 2 kinds. */
+typedef struct {
+    int64_t tokens, count;
+} tsr_tile_kind;
+
+int tsr_tile_kinds(tsr_tile_kind out[2], const tsr_layer_program *program, int node,
+                   int64_t tokens);
+
+/* A gradient of an adapter that a step of a backward writes; returns how many. */
+typedef enum { TSR_GRADIENT_A, TSR_GRADIENT_B, TSR_GRADIENT_M } tsr_gradient_kind;
+
+typedef struct {
+    int16_t matrix;
+    tsr_gradient_kind kind;
+    uint64_t rows, columns; /* of as many elements */
+} tsr_step_gradient;
+
+#define TSR_STEP_GRADIENTS (3 * TSR_NODE_PORTS)
+int tsr_step_gradients(tsr_step_gradient out[TSR_STEP_GRADIENTS], const tsr_layer_program *program,
+                       const tsr_step *step);
+uint64_t tsr_step_gradient_bytes(const tsr_step_gradient *gradient); /* aligned */
 
 /* Elements of a value for each token; 0: the layer does not have it. Bytes in a micro-batch of `tokens`. */
 uint64_t tsr_value_width(const tsr_layer_program *program, int value);

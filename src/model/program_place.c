@@ -4,26 +4,31 @@
  * Time is the index of a step: of the forward on its own; of what is made again and the backward together. A
  * thing that takes memory is an item: what lies in the same place is one item, for as long as any of it is read.
  * Items that do not overlap in time may overlap in memory: the largest first, each as low as it can lie.
+ *
+ * Where steps go through tiles together, what is there for all rows lasts for all of them, however early one of them
+ * reads it last: the next tile's come after.
  */
-#include "model/program.h"
-
 #include "base/checked.h"
 #include "model/node_parts.h"
+#include "model/program_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_ITEMS (2 * TSR_BLOCK_VALUES + 3 * TSR_BLOCK_NODES)
+#define MOST_ITEMS (2 * TSR_BLOCK_VALUES + 4 * TSR_BLOCK_NODES)
 
 typedef struct {
     uint64_t bytes, offset;
     int begin, end; /* steps, both included */
+    int16_t group;  /* it has the rows of one of that group's tiles; TSR_NO_GROUP: all */
 } item;
 
 /* The items of one pass. */
 typedef struct {
     item item[MOST_ITEMS];
     int count;
+    tsr_tile_groups groups;
+    int16_t place[TSR_BLOCK_VALUES]; /* the group of all values that share the place of one */
 } plan;
 
 typedef struct {
@@ -35,7 +40,7 @@ typedef struct {
     /* Items; -1: none. */
     int value_forward[TSR_BLOCK_VALUES], value_backward[TSR_BLOCK_VALUES],
         gradient[TSR_BLOCK_VALUES];
-    int workspace[TSR_PASSES][TSR_BLOCK_NODES], codes[TSR_BLOCK_NODES];
+    int workspace[TSR_PASSES][TSR_BLOCK_NODES], codes[TSR_BLOCK_NODES], sums[TSR_BLOCK_NODES];
 } placing;
 
 static const tsr_node *node_of(const placing *p, const tsr_step *step)
@@ -69,15 +74,37 @@ uint64_t tsr_value_bytes(const tsr_layer_program *program, int value, int64_t to
     return tsr_align_up(count * element, TSR_ALIGNMENT);
 }
 
+/* Rows of an item of a group. */
+static int64_t rows_of(const placing *p, int16_t group)
+{
+    return group < 0 ? p->sizes->attention.tokens : p->program->span;
+}
+
 static uint64_t bytes_of(const placing *p, int value)
 {
     return tsr_value_bytes(p->program, value, p->sizes->attention.tokens, p->sizes->dtype);
 }
 
-static int add_item(plan *to, uint64_t bytes, int begin, int end)
+/* Whether one may lie in the other's place, row by row. */
+static bool same_bytes(const placing *p, int a, int b)
 {
-    to->item[to->count] = (item){.bytes = bytes, .begin = begin, .end = end};
+    const tsr_value *x = &p->program->block->value[a], *y = &p->program->block->value[b];
+    bool rows = x->statistic == y->statistic &&
+                tsr_value_width(p->program, a) == tsr_value_width(p->program, b);
+    return bytes_of(p, a) == bytes_of(p, b) && (rows || !p->program->span);
+}
+
+static int add_item(plan *to, uint64_t bytes, int begin, int end, int16_t group)
+{
+    to->item[to->count] = (item){.bytes = bytes, .begin = begin, .end = end, .group = group};
     return to->count++;
+}
+
+/* An item with the rows of a value. */
+static int add_rows(placing *p, plan *to, int value, int begin, int end, int16_t group)
+{
+    uint64_t bytes = tsr_value_bytes(p->program, value, rows_of(p, group), p->sizes->dtype);
+    return add_item(to, bytes, begin, end, group);
 }
 
 static void extend(plan *of, int index, int begin, int end)
@@ -133,10 +160,21 @@ static void find_same(placing *p)
         for (int j = 0; j < needs.over_count; j++) {
             int16_t out = needs.over[j].output, in = needs.over[j].input;
             if (!is_shared(p, in) && !is_shared(p, out) && is_free_after(p, in, i) &&
-                bytes_of(p, in) == bytes_of(p, out))
+                same_bytes(p, in, out))
                 p->same[out] = same_of(p, in);
         }
     }
+}
+
+/* What shares a place is there for a tile only if all of it is, but what is kept, which lies elsewhere in a backward. */
+static void find_groups(placing *p, plan *of, bool backward)
+{
+    tsr_program_find_groups(&of->groups, p->program, backward);
+    for (int v = 0; v < p->program->block->value_count; v++)
+        of->place[v] = TSR_UNSEEN_GROUP;
+    for (int16_t v = 0; v < p->program->block->value_count; v++)
+        if (!backward || !p->program->kept[v])
+            tsr_tile_group_join(&of->place[same_of(p, v)], of->groups.value[v]);
 }
 
 /* The value of a set of such that shares the place of this one; TSR_NONE: none does. */
@@ -229,7 +267,7 @@ static void add_values(placing *p, plan *to, int item_of[TSR_BLOCK_VALUES], cons
                 continue;
             last = last < i ? i : last;
             if (item_of[first] < 0)
-                item_of[first] = add_item(to, bytes_of(p, v), i, last);
+                item_of[first] = add_rows(p, to, v, i, last, to->place[first]);
             extend(to, item_of[first], i, last);
             item_of[v] = item_of[first];
         }
@@ -242,7 +280,8 @@ static void add_workspaces(placing *p, plan *to, const tsr_steps *steps, int fro
     for (int i = 0; i < steps->count; i++) {
         int at = steps->step[i].node;
         if (p->program->workspace_bytes[at])
-            item_of[at] = add_item(to, p->program->workspace_bytes[at], from + i, from + i);
+            item_of[at] =
+                add_item(to, p->program->workspace_bytes[at], from + i, from + i, TSR_NO_GROUP);
     }
 }
 
@@ -255,7 +294,7 @@ static tsr_value_place place_in_backward(const placing *p, int16_t value, int *i
     *index = p->value_backward[value];
     if (kept != TSR_NONE && *index < 0)
         return p->program->in_forward[kept];
-    return (tsr_value_place){0, *index < 0 ? TSR_PLACE_NOWHERE : TSR_PLACE_SCRATCH};
+    return (tsr_value_place){.kind = *index < 0 ? TSR_PLACE_NOWHERE : TSR_PLACE_SCRATCH};
 }
 
 /* Whether nobody reads what lies in the place of a value after `now`, and no gradient took it before. */
@@ -268,11 +307,18 @@ static bool is_free_at(const placing *p, int16_t value, int now)
     return true;
 }
 
+/* Whether what an item has is enough for the gradient of a value. */
+static bool is_enough(const placing *p, int index, int16_t value)
+{
+    int16_t group = index < 0 ? TSR_NO_GROUP : p->backward.item[index].group;
+    return group == TSR_NO_GROUP || group == p->backward.groups.gradient[value];
+}
+
 static bool share(placing *p, int16_t input, int16_t with, bool gradient, int now)
 {
     tsr_layer_program *program = p->program;
-    int index;
-    if (bytes_of(p, with) != bytes_of(p, input))
+    int index = gradient ? p->gradient[with] : p->value_backward[with];
+    if (!same_bytes(p, with, input) || !is_enough(p, index, input))
         return false;
     if (gradient) {
         program->gradient[input] = program->gradient[with];
@@ -299,7 +345,7 @@ static bool is_wanted_shared(const placing *p, int value)
 
 static tsr_value_place shared_place(const placing *p, int value, tsr_place_kind kind)
 {
-    return (tsr_value_place){(uint64_t)p->program->block->value[value].slot, kind};
+    return (tsr_value_place){.at = (uint64_t)p->program->block->value[value].slot, .kind = kind};
 }
 
 /* A place for the gradient of an input that this step writes first. */
@@ -315,8 +361,9 @@ static void place_gradient(placing *p, const tsr_node *node, int16_t input, int 
         if (needs.share[i].input == input &&
             share(p, input, needs.share[i].with, needs.share[i].gradient, now))
             return;
-    p->gradient[input] = add_item(&p->backward, bytes_of(p, input), now, now);
-    p->program->gradient[input] = (tsr_value_place){0, TSR_PLACE_SCRATCH};
+    int16_t group = p->backward.groups.gradient[input];
+    p->gradient[input] = add_rows(p, &p->backward, input, now, now, group);
+    p->program->gradient[input] = (tsr_value_place){.kind = TSR_PLACE_SCRATCH};
 }
 
 /* Gradients in e4m3, from the step that makes them to the next, which multiplies by them: where what the node made
@@ -324,19 +371,22 @@ static void place_gradient(placing *p, const tsr_node *node, int16_t input, int 
 static void place_codes(placing *p, const tsr_node *node, int now)
 {
     int index, at = (int)(node - p->program->block->node);
+    int16_t group = p->backward.groups.of_step[now];
+    int64_t rows = rows_of(p, group);
     uint64_t bytes = 0;
     for (int i = 0; i < TSR_NODE_PORTS; i++)
         if (node->in[i] != TSR_NONE)
-            bytes += rows_bytes(p->program->block->value[node->in[i]].width,
-                                p->sizes->attention.tokens, 1);
+            bytes += rows_bytes(p->program->block->value[node->in[i]].width, rows, 1);
     tsr_value_place made = place_in_backward(p, node->out[0], &index);
-    if (made.kind != TSR_PLACE_NOWHERE && bytes_of(p, node->out[0]) >= bytes &&
+    bool same_rows = group == (index < 0 ? TSR_NO_GROUP : p->backward.item[index].group);
+    if (made.kind != TSR_PLACE_NOWHERE && same_rows &&
+        tsr_value_bytes(p->program, node->out[0], rows, p->sizes->dtype) >= bytes &&
         is_free_at(p, node->out[0], now)) {
         p->program->codes[at] = made;
         p->codes[at] = index;
     } else {
-        p->program->codes[at] = (tsr_value_place){0, TSR_PLACE_SCRATCH};
-        p->codes[at] = add_item(&p->backward, bytes, now, now + 1);
+        p->program->codes[at] = (tsr_value_place){.kind = TSR_PLACE_SCRATCH};
+        p->codes[at] = add_item(&p->backward, bytes, now, now + 1, group);
     }
     if (p->codes[at] >= 0)
         extend(&p->backward, p->codes[at], now, now + 1);
@@ -351,16 +401,30 @@ static void place_scaled(placing *p, const tsr_node *node, const tsr_step *step,
             !tsr_matrix_scales_back(b, p->program->traits, node->weight[i]))
             continue;
         const tsr_matrix *m = &b->matrix[node->weight[i]];
-        p->gradient[m->inner] = add_item(&p->backward, bytes_of(p, m->result), now, now);
-        p->program->gradient[m->inner] = (tsr_value_place){0, TSR_PLACE_SCRATCH};
+        int16_t group = p->backward.groups.of_step[now];
+        p->gradient[m->inner] = add_rows(p, &p->backward, m->result, now, now, group);
+        p->program->gradient[m->inner] = (tsr_value_place){.kind = TSR_PLACE_SCRATCH};
     }
+}
+
+/* Gradients of adapters, of a tile. */
+static void place_sums(placing *p, const tsr_step *step, int now)
+{
+    tsr_step_gradient written[TSR_STEP_GRADIENTS];
+    int count = tsr_step_gradients(written, p->program, step);
+    uint64_t bytes = 0;
+    int16_t group = p->backward.groups.of_step[now];
+    for (int i = 0; i < count; i++)
+        bytes += tsr_step_gradient_bytes(&written[i]);
+    if (bytes && group != TSR_NO_GROUP)
+        p->sums[step->node] = add_item(&p->backward, bytes, now, now, group);
 }
 
 static tsr_status place_gradients(placing *p)
 {
     tsr_layer_program *program = p->program;
     const tsr_block *b = program->block;
-    program->gradient[b->out.x] = (tsr_value_place){0, TSR_PLACE_DX};
+    program->gradient[b->out.x] = (tsr_value_place){.kind = TSR_PLACE_DX};
     if (b->out.pending != TSR_NONE)
         program->gradient[b->out.pending] = program->gradient[b->out.x];
     for (int v = 0; v < b->value_count; v++)
@@ -386,6 +450,7 @@ static tsr_status place_gradients(placing *p)
                 extend(&p->backward, p->gradient[node->in[port]], now, now);
         }
         place_scaled(p, node, step, now);
+        place_sums(p, step, now);
         if (step->makes_rows && node->kind->scales)
             place_codes(p, node, now);
     }
@@ -400,6 +465,20 @@ static int by_bytes(const void *a, const void *b)
     if (x->bytes != y->bytes)
         return x->bytes < y->bytes ? 1 : -1;
     return x < y ? -1 : 1;
+}
+
+/* Those that are there for all rows last for whole groups. */
+static void widen_to_groups(plan *of)
+{
+    const tsr_tile_groups *g = &of->groups;
+    for (int i = 0; i < of->count; i++) {
+        item *it = &of->item[i];
+        int16_t first = g->of_step[it->begin], last = g->of_step[it->end];
+        if (it->group == TSR_NO_GROUP && first != TSR_NO_GROUP)
+            it->begin = g->group[first].first;
+        if (it->group == TSR_NO_GROUP && last != TSR_NO_GROUP)
+            it->end = g->group[last].end - 1;
+    }
 }
 
 static bool meet(const item *a, const item *b)
@@ -430,6 +509,7 @@ static uint64_t pack(plan *of)
 {
     item *order[MOST_ITEMS];
     uint64_t bytes = 0;
+    widen_to_groups(of);
     for (int i = 0; i < of->count; i++)
         order[i] = &of->item[i];
     qsort(order, (size_t)of->count, sizeof *order, by_bytes);
@@ -456,14 +536,16 @@ static void number_kept(placing *p)
             program->in_forward[v] = shared_place(p, v, TSR_PLACE_SHARED);
         for (int i = 0; kept != TSR_NONE && i < program->kept_count; i++)
             if (program->kept_buffer[i] == kept)
-                program->in_forward[v] = (tsr_value_place){(uint64_t)i, TSR_PLACE_KEPT};
+                program->in_forward[v] =
+                    (tsr_value_place){.at = (uint64_t)i, .kind = TSR_PLACE_KEPT};
     }
 }
 
 static tsr_value_place settled(const plan *of, int index, tsr_value_place place)
 {
     if (index >= 0)
-        return (tsr_value_place){of->item[index].offset, TSR_PLACE_SCRATCH};
+        return (tsr_value_place){of->item[index].offset, TSR_PLACE_SCRATCH,
+                                 of->item[index].group != TSR_NO_GROUP};
     return place;
 }
 
@@ -474,20 +556,22 @@ static void settle(placing *p)
         tsr_place_kind where = outside(p, v);
         bool stays = where == TSR_PLACE_KEPT || where == TSR_PLACE_SHARED;
         program->in_backward[v] =
-            stays ? program->in_forward[v] : (tsr_value_place){0, TSR_PLACE_NOWHERE};
+            stays ? program->in_forward[v] : (tsr_value_place){.kind = TSR_PLACE_NOWHERE};
         program->in_backward[v] =
             settled(&p->backward, p->value_backward[v], program->in_backward[v]);
         if (!stays)
             program->in_forward[v] =
-                settled(&p->forward, p->value_forward[v], (tsr_value_place){0, where});
+                settled(&p->forward, p->value_forward[v], (tsr_value_place){.kind = where});
         program->gradient[v] = settled(&p->backward, p->gradient[v], program->gradient[v]);
     }
     for (int i = 0; i < program->block->node_count; i++) {
         for (int pass = 0; pass < TSR_PASSES; pass++)
             program->workspace[pass][i] =
                 settled(pass == TSR_PASS_FORWARD ? &p->forward : &p->backward,
-                        p->workspace[pass][i], (tsr_value_place){0, TSR_PLACE_NOWHERE});
+                        p->workspace[pass][i], (tsr_value_place){.kind = TSR_PLACE_NOWHERE});
         program->codes[i] = settled(&p->backward, p->codes[i], program->codes[i]);
+        program->sums[i] =
+            settled(&p->backward, p->sums[i], (tsr_value_place){.kind = TSR_PLACE_NOWHERE});
     }
 }
 
@@ -554,6 +638,8 @@ tsr_status tsr_layer_program_place(tsr_layer_program *program, const tsr_layer_p
     p->forward.count = p->backward.count = 0;
     memset(p->taken, 0, sizeof p->taken);
     find_same(p);
+    find_groups(p, &p->forward, false);
+    find_groups(p, &p->backward, true);
     number_kept(p);
     place_all(p);
     tsr_status status = place_gradients(p);

@@ -1,8 +1,8 @@
 /*
  * Forward and backward of hundreds of random blocks, in fp32, against the same blocks in double precision: what they
  * compute, and the gradient of their input, of A, B and m against differences of it, to 1e-4 of a tensor's largest
- * element. Experts in every way of routing, with a capacity and an auxiliary loss. With adapters or without, LoRA and DoRA, dropout, biases, documents, windows; whatever is kept for the
- * backward, with the same bits.
+ * element. Experts in every way of routing, with a capacity and an auxiliary loss. With adapters or without, LoRA and DoRA, dropout, biases, documents, windows; in tiles of
+ * rows or whole. Whatever is kept for the backward, and in however many units the block is, with the same bits.
  */
 #include "model/layer.h"
 #include "model/random_block.h"
@@ -57,6 +57,7 @@ typedef struct {
     tsr_dropout dropout[TSR_BLOCK_MATRICES];
     double kept;
     bool drops;
+    uint8_t part[TSR_BLOCK_NODES];
     uint64_t seed, drawn;
     int32_t positions[TOKENS], cu_seqlens[3];
     int64_t samples[TOKENS];
@@ -174,12 +175,36 @@ static void make_rig(rig *r, uint64_t seed, int way)
     make(r, &r->weight, TOKENS * r->block.width, 0, 1);
 }
 
+/* Whether no node behind node `at` reads the result of a linear before it. */
+static bool can_be_cut(const tsr_block *b, int at)
+{
+    for (int i = at; i < b->node_count; i++)
+        for (int port = 0; port < TSR_NODE_PORTS; port++) {
+            int16_t in = b->node[i].in[port];
+            if (in != TSR_NONE && b->value[in].matrix != TSR_NONE && b->value[in].node < at)
+                return false;
+        }
+    return true;
+}
+
+/* Units of consecutive nodes, at random; or one. */
+static void cut(rig *r, bool whole, uint64_t seed)
+{
+    for (int i = 1; i < r->block.node_count; i++) {
+        bool begins = !whole && can_be_cut(&r->block, i) && tsr_mix(seed + (uint64_t)i) % 2;
+        r->part[i] = (uint8_t)(r->part[i - 1] + begins);
+    }
+}
+
 static void set_kept(rig *r, int way, tsr_keep keep)
 {
+    static const int64_t spans[] = {0, 3, 2, 5, 1, 6, 4};
     tsr_layer_program_make(&r->program, &(tsr_layer_program_options){.block = &r->block,
                                                                      .traits = r->traits,
                                                                      .trains = true,
                                                                      .below = !(way & 2),
+                                                                     .span = spans[r->seed % 7],
+                                                                     .part = r->part,
                                                                      .keep = keep});
 }
 
@@ -364,6 +389,16 @@ static void fill_tables(rig *r)
     }
 }
 
+/* The run of steps on one unit that begins with step `first`, of `count` in all. */
+static tsr_layer_run run_from(const rig *r, bool backward, int first, int count)
+{
+    tsr_layer_run run = {.first = first, .end = first + 1};
+    int part = r->part[tsr_step_at(&r->program, backward, first)->node];
+    while (run.end < count && r->part[tsr_step_at(&r->program, backward, run.end)->node] == part)
+        run.end++;
+    return run;
+}
+
 /* Forward, whatever other layers do to the scratch, and backward. out: [TOKENS, width]. */
 static void compute(float *out, rig *r)
 {
@@ -399,13 +434,16 @@ static void compute(float *out, rig *r)
     memcpy(first, r->x.values, all * sizeof *first);
     tsr_layer_input input = {first, NULL, NULL};
     tsr_fp8_rows made8[TSR_BLOCK_MATRICES] = {{0}};
-    const tsr_layer_run whole = TSR_WHOLE_LAYER;
     resolve(&layer, gradients, r);
     layer.made8 = made8;
     fill_tables(r);
-    if (tsr_layer_forward(&context, &tables, &layer, &batch, &at, &input, &whole) < 0 ||
-        tsr_stream_synchronize(r->stream) < 0)
-        fail_msg("%s", tsr_last_error());
+    int count = tsr_step_count(&r->program, false);
+    for (tsr_layer_run run = {0}; run.end < count;) {
+        run = run_from(r, false, run.end, count);
+        if (tsr_layer_forward(&context, &tables, &layer, &batch, &at, &input, &run) < 0)
+            fail_msg("%s", tsr_last_error());
+    }
+    assert_int_equal(tsr_stream_synchronize(r->stream), TSR_OK);
     for (uint64_t i = 0; i < all; i++)
         out[i] =
             ((const float *)input.x)[i] +
@@ -415,9 +453,13 @@ static void compute(float *out, rig *r)
     memset(r->carried_x, 0x7f, all * sizeof(float));
     memset(r->carried_z, 0x7f, all * sizeof(float));
     memcpy(r->dx, r->weight.values, all * sizeof(float));
-    if (tsr_layer_backward(&context, &tables, &layer, &batch, &at, gradients, &whole) < 0 ||
-        tsr_stream_synchronize(r->stream) < 0)
-        fail_msg("%s", tsr_last_error());
+    count = tsr_step_count(&r->program, true);
+    for (tsr_layer_run run = {0}; run.end < count;) {
+        run = run_from(r, true, run.end, count);
+        if (tsr_layer_backward(&context, &tables, &layer, &batch, &at, gradients, &run) < 0)
+            fail_msg("%s", tsr_last_error());
+    }
+    assert_int_equal(tsr_stream_synchronize(r->stream), TSR_OK);
     memcpy(r->x.computed, r->dx, all * sizeof(float));
     free_memory(r);
 }
@@ -481,9 +523,13 @@ static uint64_t collect(float *to, const rig *r)
     return count;
 }
 
-/* Whatever is kept instead, every bit is the same. */
-static void check_bits(rig *r, const float *out, int way, tsr_keep keep, const char *about)
+/* Whatever is kept instead, and however the block is cut, every bit is the same. */
+static void check_bits(rig *r, const float *out, int way, int other, const char *about)
 {
+    tsr_keep keep = random_keep(r->seed + 1000 * (uint64_t)other, other % 4     ? 1
+                                                                  : way / 4 % 3 ? 0
+                                                                                : 2);
+    cut(r, other % 2, r->seed + (uint64_t)other);
     static float again[MOST], before[GRADIENTS], after[GRADIENTS];
     uint64_t count = collect(before, r);
     set_kept(r, way, keep);
@@ -491,7 +537,7 @@ static void check_bits(rig *r, const float *out, int way, tsr_keep keep, const c
     collect(after, r);
     if (memcmp(again, out, r->x.count * sizeof *out) != 0 ||
         memcmp(before, after, count * sizeof *before) != 0)
-        fail_msg("%s: other values were kept, and the bits are others", about);
+        fail_msg("%s: other values were kept, or it was cut, and the bits are others", about);
 }
 
 static double tolerance_of(const tsr_block *block)
@@ -515,11 +561,7 @@ static void check(uint64_t seed, int way, tsr_stream *stream)
     snprintf(about, sizeof about, "block %d, way %d", (int)seed, way);
     compute(out, &r);
     for (int other = 0; other < KEEPS; other++)
-        check_bits(&r, out, way,
-                   random_keep(seed + 1000 * (uint64_t)other, other % 4     ? 1
-                                                              : way / 4 % 3 ? 0
-                                                                            : 2),
-                   about);
+        check_bits(&r, out, way, other, about);
     loss_of(&r, wanted);
     double most = largest(out, r.x.count);
     for (uint64_t i = 0; i < r.x.count; i++)
