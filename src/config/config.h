@@ -306,6 +306,7 @@ typedef struct {
     tsr_config_choice activation_offloading, optimizer_offload;
     int64_t resident_units; /* -1: auto */
     int64_t slots;
+    int64_t context_span; /* rows of a micro-batch that the tail of a layer has at a time */
     tsr_config_units unit_policy;
     int64_t shard_group_size; /* 0: the ranks of a node */
     /* run */

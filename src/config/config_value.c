@@ -54,6 +54,8 @@ bool tsr_config_fits(const tsr_key *key, double number)
         return true;
     if (number < key->low || number > key->high || !isfinite(number))
         return false;
+    if (key->step > 0 && fmod(number, key->step) != 0)
+        return false;
     return !((key->flags & TSR_KEY_LOW_OPEN && number == key->low) ||
              (key->flags & TSR_KEY_HIGH_OPEN && number == key->high));
 }

@@ -61,6 +61,7 @@ typedef struct {
     size_t offset;
     const tsr_key_word *words; /* ends with a NULL word */
     double low, high;          /* both 0: no bounds */
+    double step;               /* the value is a multiple of it; 0: any */
     unsigned flags;
     const char *none; /* "null" or "auto": the word for none_value; NULL: null is refused */
     double none_value;

@@ -12,6 +12,11 @@ static void put_bounds(tsr_text *out, const tsr_key *key)
 {
     if (key->low == 0 && key->high == 0)
         return;
+    if (key->step > 0) {
+        tsr_text_puts(out, ", a multiple of ");
+        tsr_number_put(out, key->step, 0);
+        tsr_text_puts(out, ",");
+    }
     bool above = key->flags & TSR_KEY_LOW_OPEN, below = key->flags & TSR_KEY_HIGH_OPEN;
     if (!isfinite(key->high) || key->high >= 9007199254740992.0) {
         tsr_text_puts(out, above ? " above " : ", ");
