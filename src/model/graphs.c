@@ -19,13 +19,14 @@
 
 #define MOST_SECONDS 1.0
 
+/* Of `tokens` of a batch. */
 static tsr_graph_shape shape_of(const tsr_model_options *options, const tsr_layout_linear *linear,
-                                const tsr_batch_shape *batch, bool backward)
+                                const tsr_batch_shape *batch, int64_t tokens, bool backward)
 {
     static const char plain;
     static const float magnitude;
     const tsr_linear_context context = {.dtype = options->dtype,
-                                        .tokens = batch->tokens,
+                                        .tokens = tokens,
                                         .step_micro = options->step_micro,
                                         .fp8.on = options->fp8};
     const tsr_linear one = {.out = linear->out,
@@ -51,14 +52,33 @@ static bool takes(const tsr_layout_linear *linear, const tsr_batch_shape *batch,
     return linear->r > 0 && batch->tokens > 0 && (!backward || batch->train);
 }
 
+/* How many tokens a linear has at a time of such a batch. */
+static int kinds_of(tsr_tile_kind out[2], const tsr_model_options *options, int unit, int linear,
+                    const tsr_batch_shape *batch)
+{
+    const tsr_layer_program *program = tsr_layer_program_of(options->programs, unit);
+    return tsr_tile_kinds(out, program, program->block->matrix[linear].node, batch->tokens);
+}
+
 static void list_shape(tsr_graph_shape out[TSR_GRAPH_PLACES], int *listed,
                        const tsr_model_options *options, const tsr_layout_linear *linear,
-                       const tsr_batch_shape *batch, bool backward)
+                       const tsr_batch_shape *batch, int64_t tokens, bool backward)
 {
-    tsr_graph_shape shape = shape_of(options, linear, batch, backward);
+    tsr_graph_shape shape = shape_of(options, linear, batch, tokens, backward);
     if (takes(linear, batch, backward) && *listed < TSR_GRAPH_PLACES &&
         !is_listed(out, *listed, &shape))
         out[(*listed)++] = shape;
+}
+
+static void list_linear(tsr_graph_shape out[TSR_GRAPH_PLACES], int *listed,
+                        const tsr_model_options *options, int unit, int linear,
+                        const tsr_batch_shape *batch)
+{
+    tsr_tile_kind kinds[2];
+    int count = kinds_of(kinds, options, unit, linear, batch);
+    for (int i = 0; i < 2 * count; i++)
+        list_shape(out, listed, options, &options->layout->unit[unit].linear[linear], batch,
+                   kinds[i / 2].tokens, i % 2);
 }
 
 /* The shapes that the graphs of the adapters are chosen for, each once, in the order of the batches'. */
@@ -69,9 +89,8 @@ static int list_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_model_op
     int listed = 0;
     for (int i = 0; i < count; i++)
         for (int unit = 0; unit < layout->layer_count; unit++)
-            for (int j = 0; j < 2 * tsr_layout_linears(&layout->unit[unit]); j++)
-                list_shape(out, &listed, options, &layout->unit[unit].linear[j / 2], &shapes[i],
-                           j % 2);
+            for (int j = 0; j < tsr_layout_linears(&layout->unit[unit]); j++)
+                list_linear(out, &listed, options, unit, j, &shapes[i]);
     return listed;
 }
 
@@ -198,16 +217,27 @@ static tsr_graph_choice chosen(const tsr_model_options *options, const tsr_graph
 
 /* Enters a linear where it takes the choice. */
 static void enter(named *to, const tsr_model_options *options, const tsr_graph_book *book,
-                  const tsr_layout_linear *linear, const tsr_batch_shape *batch,
+                  const tsr_layout_linear *linear, const tsr_batch_shape *batch, int64_t tokens,
                   tsr_graph_choice choice)
 {
     bool backward = tsr_graph_table[choice.graph].backward;
-    tsr_graph_shape shape = shape_of(options, linear, batch, backward);
+    tsr_graph_shape shape = shape_of(options, linear, batch, tokens, backward);
     if (!takes(linear, batch, backward) ||
         !tsr_graph_same_choice(chosen(options, book, &shape), choice))
         return;
     to->least = to->most && to->least < shape.tokens ? to->least : shape.tokens;
     to->most = to->most > shape.tokens ? to->most : shape.tokens;
+}
+
+static void enter_linear(names *out, const tsr_model_options *options, const tsr_graph_book *book,
+                         int unit, int linear, const tsr_batch_shape *batch,
+                         tsr_graph_choice choice)
+{
+    tsr_tile_kind kinds[2];
+    int count = kinds_of(kinds, options, unit, linear, batch);
+    for (int i = 0; i < count; i++)
+        enter(find_name(out, short_name(options->layout, unit, linear)), options, book,
+              &options->layout->unit[unit].linear[linear], batch, kinds[i].tokens, choice);
 }
 
 static void find_names(names *out, const tsr_model_options *options, const tsr_graph_book *book,
@@ -218,8 +248,7 @@ static void find_names(names *out, const tsr_model_options *options, const tsr_g
     for (int unit = 0; unit < layout->layer_count; unit++)
         for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++)
             for (int j = 0; j < count; j++)
-                enter(find_name(out, short_name(layout, unit, i)), options, book,
-                      &layout->unit[unit].linear[i], &shapes[j], choice);
+                enter_linear(out, options, book, unit, i, &shapes[j], choice);
 }
 
 /* Takes the first name that is not told yet, and all with the same shapes; false: none is left. */

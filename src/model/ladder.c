@@ -67,15 +67,14 @@ static void add_seconds(void *user, const tsr_work_op *op)
 static tsr_costing costing_of(network *n)
 {
     n->seconds = 0;
-    return (tsr_costing){n->layer, add_seconds, n, true};
+    return (tsr_costing){.layer = n->layer, .call = add_seconds, .user = n, .again = true};
 }
 
 static double seconds_of(network *n, int node, int outputs, bool has_sum)
 {
     const tsr_costing c = costing_of(n);
-    const tsr_node *what = &n->layer->program->block->node[node];
     const tsr_step step = {.node = (int16_t)node, .outputs = (uint8_t)outputs, .has_sum = has_sum};
-    what->kind->cost(&c, what, &step, TSR_PASS_REMADE);
+    tsr_cost_step(&c, &step, TSR_PASS_REMADE);
     return n->seconds;
 }
 

@@ -19,6 +19,8 @@ double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
 {
     double reached = rates->reached[op->kind], rate = rates->matmul;
     const tsr_work_amount *work = reached > 0 ? &op->here : &op->least;
+    if (reached > 0 && op->least_only)
+        return 0;
     if (op->kind == TSR_WORK_MATMUL_FP8)
         rate = rates->matmul_fp8;
     if (op->kind == TSR_WORK_ATTEND)
@@ -27,7 +29,7 @@ double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
         rate = rates->attention_backward;
     double copy = work->bytes / rates->copy, compute = work->flops / rate;
     double seconds = (copy > compute ? copy : compute) / (reached > 0 ? reached : 1);
-    return hypot(seconds, rates->ends_s[op->kind]);
+    return hypot(seconds, fmax(op->calls, 1) * rates->ends_s[op->kind]);
 }
 
 /* ---- operations ---- */
@@ -35,7 +37,15 @@ double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
 void tsr_cost_both(const tsr_costing *c, tsr_work_term term, tsr_work_kind kind,
                    tsr_work_amount least, tsr_work_amount here)
 {
-    const tsr_work_op op = {c->again ? TSR_WORK_RECOMPUTE : term, kind, least, here};
+    const tsr_work_amount nothing = {0, 0};
+    double calls = fmax(c->calls, 1);
+    const tsr_work_op op = {
+        .term = c->again ? TSR_WORK_RECOMPUTE : term,
+        .kind = kind,
+        .least = c->calls > 0 ? nothing : least,
+        .here = c->least_only ? nothing : (tsr_work_amount){calls * here.flops, calls * here.bytes},
+        .calls = calls,
+        .least_only = c->least_only};
     c->call(c->user, &op);
 }
 
@@ -53,16 +63,54 @@ void tsr_cost_quantize(const tsr_costing *c, double width, bool made)
                       (tsr_work_amount){0, bytes + read});
 }
 
+/* ---- tiles ---- */
+
+/* Gradients of adapters are added up: two are read, one is written. */
+static void cost_sums(const tsr_costing *c, const tsr_step *step, double tiles)
+{
+    tsr_step_gradient written[TSR_STEP_GRADIENTS];
+    int count = tsr_step_gradients(written, c->layer->program, step);
+    double bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes += 3 * sizeof(float) * (double)(written[i].rows * written[i].columns);
+    if (count)
+        tsr_cost_both(c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
+                      (tsr_work_amount){0, (tiles - 1) * bytes});
+}
+
+/* At least, all rows are done at once: each weight is decoded, and read, for all of them. */
+void tsr_cost_step(const tsr_costing *c, const tsr_step *step, tsr_pass_kind pass)
+{
+    const tsr_node *node = &c->layer->program->block->node[step->node];
+    tsr_tile_kind kinds[2];
+    int count = tsr_tile_kinds(kinds, c->layer->program, step->node, (int64_t)c->layer->tokens);
+    double tiles = 0;
+    tsr_costing part = *c;
+    part.least_only = count > 1 || kinds[0].count > 1;
+    node->kind->cost(&part, node, step, pass);
+    for (int i = 0; part.least_only && i < count; i++) {
+        tsr_work_layer rows = *c->layer;
+        rows.tokens = (double)kinds[i].tokens;
+        node->kind->cost(&(tsr_costing){.layer = &rows,
+                                        .call = c->call,
+                                        .user = c->user,
+                                        .again = c->again,
+                                        .calls = (double)kinds[i].count},
+                         node, step, pass);
+        tiles += (double)kinds[i].count;
+    }
+    if (tiles > 1 && pass == TSR_PASS_BACKWARD)
+        cost_sums(c, step, tiles);
+}
+
 /* ---- the uses of a unit ---- */
 
 /* Steps [first, end). */
 static void run(const tsr_costing *c, const tsr_steps *steps, tsr_pass_kind pass, int first,
                 int end)
 {
-    for (int i = first > 0 ? first : 0; i < end && i < steps->count; i++) {
-        const tsr_node *node = &c->layer->program->block->node[steps->step[i].node];
-        node->kind->cost(c, node, &steps->step[i], pass);
-    }
+    for (int i = first > 0 ? first : 0; i < end && i < steps->count; i++)
+        tsr_cost_step(c, &steps->step[i], pass);
 }
 
 /* x + z and its norm read two and write two; the backward reads dh, x and dx and writes dx. */
@@ -79,7 +127,7 @@ static tsr_layer_run run_of(const tsr_work_layer *layer)
 void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 {
     const tsr_layer_run part = run_of(layer);
-    const tsr_costing c = {layer, call, user, false};
+    const tsr_costing c = {.layer = layer, .call = call, .user = user};
     run(&c, &layer->program->forward, TSR_PASS_FORWARD, part.first, part.end);
     if (layer->last && part.end >= layer->program->forward.count)
         tsr_cost_bytes(&c, TSR_WORK_MEMORY_FORWARD, final_norm_bytes(&c));
@@ -88,7 +136,8 @@ void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *us
 void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 {
     const tsr_layer_run part = run_of(layer);
-    const tsr_costing c = {layer, call, user, false}, again = {layer, call, user, true};
+    const tsr_costing c = {.layer = layer, .call = call, .user = user},
+                      again = {.layer = layer, .call = call, .user = user, .again = true};
     const tsr_steps *remade = &layer->program->remade, *backward = &layer->program->backward;
     run(&again, remade, TSR_PASS_REMADE, part.first, part.end);
     run(&c, backward, TSR_PASS_BACKWARD, part.first - remade->count, part.end - remade->count);
@@ -99,7 +148,7 @@ void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *u
 void tsr_work_norm(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 {
     const tsr_layer_run part = run_of(layer);
-    const tsr_costing c = {layer, call, user, false};
+    const tsr_costing c = {.layer = layer, .call = call, .user = user};
     const tsr_block *block = layer->program->block;
     for (int i = 0; i < block->matrix_count; i++)
         if (layer->linear[i].dora && block->matrix[i].node >= part.first &&
@@ -114,7 +163,7 @@ void tsr_work_norm(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 void tsr_work_chunk(const tsr_work_head *head, tsr_work_call *call, void *user)
 {
     const tsr_work_layer shape = {.element = head->element};
-    const tsr_costing c = {&shape, call, user, false};
+    const tsr_costing c = {.layer = &shape, .call = call, .user = user};
     double logits = head->element * head->rows * head->vocabulary;
     const tsr_work_amount matmul = {
         2 * head->rows * head->vocabulary * head->d,
@@ -129,7 +178,7 @@ void tsr_work_chunk(const tsr_work_head *head, tsr_work_call *call, void *user)
 void tsr_work_update(double elements, double state, double element, tsr_work_call *call, void *user)
 {
     const tsr_work_layer shape = {.element = element};
-    const tsr_costing c = {&shape, call, user, false};
+    const tsr_costing c = {.layer = &shape, .call = call, .user = user};
     tsr_cost_bytes(&c, TSR_WORK_OPTIMIZER, 2 * state + (GRADIENT_BYTES + element) * elements);
 }
 

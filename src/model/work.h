@@ -66,6 +66,8 @@ typedef struct {
     tsr_work_term term;
     tsr_work_kind kind;
     tsr_work_amount least, here;
+    double calls;    /* that do `here`, one after the other; 0: 1 */
+    bool least_only; /* `here` is told by another: of what is done in tiles */
 } tsr_work_op;
 
 typedef void tsr_work_call(void *user, const tsr_work_op *op);

@@ -13,6 +13,9 @@ struct tsr_costing {
     tsr_work_call *call;
     void *user;
     bool again; /* a forward that the backward runs */
+    double
+        calls; /* of so many tiles of `layer`'s tokens, what they do here; 0: of all tokens at once */
+    bool least_only; /* what is done here is told apart */
 };
 
 /* Bytes of one of the compute dtype in each token. */
@@ -28,6 +31,9 @@ static inline double tsr_cost_width(const tsr_costing *c, int value)
 
 void tsr_cost_both(const tsr_costing *c, tsr_work_term term, tsr_work_kind kind,
                    tsr_work_amount least, tsr_work_amount here);
+/* A step of a pass, in tiles where it is done so. */
+void tsr_cost_step(const tsr_costing *c, const tsr_step *step, tsr_pass_kind pass);
+
 void tsr_cost_bytes(const tsr_costing *c, tsr_work_term term, double bytes);
 
 /* Of [tokens, width], for the base's matmul in e4m3; made where the rows are, or from them. */
