@@ -105,6 +105,9 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
 /* `text` behind its label, broken at spaces. */
 void tsr_decide_put_line(tsr_text *out, const char *label, const char *text);
 
+/* Rows of a tile of a layer's tail (model/program.h) in the largest micro-batches; 0: there are no tiles. */
+int64_t tsr_decide_tile_rows(const tsr_decision *d);
+
 /* "157.85 MiB". */
 void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes);
 

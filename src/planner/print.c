@@ -285,23 +285,24 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
 {
     const tsr_layout *layout = &inputs->layout;
     const tsr_memory_plan *memory = &d->memory;
-    tsr_text_printf(out,
-                    "{\"ranks\":%d,\"shard_group_size\":%d,\"replicas\":%d,"
-                    "\"plan_hash\":\"%016" PRIx64 "\",\"device_peak_bytes\":%" PRIu64
-                    ",\"host_peak_bytes\":%" PRIu64 ",\"node_bytes\":%" PRIu64
-                    ",\"device_reserve_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
-                    ",\"host_memory_budget\":%" PRIu64 ",\"parameters\":%" PRIu64
-                    ",\"trainable_parameters\":%" PRIu64
-                    ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
-                    "\"optimizer_offload\":%s,"
-                    "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d",
-                    view->ranks, d->group, d->replicas, d->plan->hash,
-                    memory->total[TSR_PLACE_DEVICE], memory->total[TSR_PLACE_HOST],
-                    memory->total[TSR_PLACE_NODE], d->reserve, d->budget, d->host_budget,
-                    layout->parameter_count, layout->trainable_count, base_compute(d),
-                    d->plan->options.slots, d->activations_offloaded ? "true" : "false",
-                    d->state_offloaded ? "true" : "false", d->plan->chunk_count,
-                    d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1);
+    tsr_text_printf(
+        out,
+        "{\"ranks\":%d,\"shard_group_size\":%d,\"replicas\":%d,"
+        "\"plan_hash\":\"%016" PRIx64 "\",\"device_peak_bytes\":%" PRIu64
+        ",\"host_peak_bytes\":%" PRIu64 ",\"node_bytes\":%" PRIu64
+        ",\"device_reserve_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
+        ",\"host_memory_budget\":%" PRIu64 ",\"parameters\":%" PRIu64
+        ",\"trainable_parameters\":%" PRIu64
+        ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
+        "\"optimizer_offload\":%s,"
+        "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d,\"tile_rows\":%" PRId64,
+        view->ranks, d->group, d->replicas, d->plan->hash, memory->total[TSR_PLACE_DEVICE],
+        memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE], d->reserve, d->budget,
+        d->host_budget, layout->parameter_count, layout->trainable_count, base_compute(d),
+        d->plan->options.slots, d->activations_offloaded ? "true" : "false",
+        d->state_offloaded ? "true" : "false", d->plan->chunk_count,
+        d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1,
+        tsr_decide_tile_rows(d));
     print_json_experts(out, layout);
     tsr_text_puts(out, ",\n\"units\":[");
     for (int i = 0; i < layout->plan_unit_count; i++) {
@@ -435,6 +436,11 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                         "of every %d layers one keeps its input; those of the others are made "
                         "again, in one more forward\n",
                         d->stride);
+    if (tsr_decide_tile_rows(d))
+        tsr_text_printf(out,
+                        "what follows attention in a layer runs on %" PRId64
+                        " tokens at a time (context_span)\n",
+                        tsr_decide_tile_rows(d));
     if (d->plan->reduces_late)
         tsr_text_puts(out, "every rank keeps the whole adapter gathered for a step, and "
                            "gradients are reduced at the end of the backward\n");

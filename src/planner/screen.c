@@ -292,6 +292,14 @@ static void put_base(tsr_text *line, const tsr_decision *d, const tsr_inputs *in
         tsr_text_puts(line, ", whole on every rank");
 }
 
+int64_t tsr_decide_tile_rows(const tsr_decision *d)
+{
+    int64_t span = 0;
+    for (int i = 0; i < d->programs->count && !span; i++)
+        span = d->programs->program[i].span;
+    return span;
+}
+
 static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs)
 {
     tsr_auto_text line = {0};
@@ -311,6 +319,9 @@ static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
                         d->full_count, d->selective_count);
     if (d->stride)
         tsr_text_printf(&line, ", one of every %d keeps its input", d->stride);
+    if (tsr_decide_tile_rows(d))
+        tsr_text_printf(&line, "; layers in tiles of %" PRId64 " tokens behind attention",
+                        tsr_decide_tile_rows(d));
     tsr_text_puts(&line, "; ");
     put_base(&line, d, inputs);
     if (d->activations_offloaded)
