@@ -1,6 +1,6 @@
 /*
  * The golden trainings of a family: eight steps in fp32, against what PEFT did; the gradient of every tensor at step 1;
- * the same bits with all recomputed, on three ranks and with other units.
+ * the same bits with all recomputed, on three ranks and with other units. All of it for whole rows, and in tiles.
  */
 #include "model/family_runs.h"
 
@@ -150,7 +150,7 @@ static void set_trace(job_spec *spec, const char *name)
 }
 
 static trace run_trace(const char *name, int ranks, const char *recompute, const char *units,
-                       const char *output)
+                       int span, const char *output)
 {
     job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
     trace out = {.gradients = ranks == 1 && !strcmp(dtype, "float32") ? name : NULL};
@@ -160,6 +160,7 @@ static trace run_trace(const char *name, int ranks, const char *recompute, const
     job_set(&spec, "output_dir=%s", output);
     job_set(&spec, "gradient_checkpointing=%s", recompute);
     job_set(&spec, "unit_policy=%s", units);
+    job_set(&spec, "context_span=%d", span);
     job_set(&spec, "dtype=%s", dtype);
     job_set(&spec, "shuffle=false");
     set_trace(&spec, name);
@@ -220,24 +221,31 @@ static void judge_final(const char *name, const char *written)
     golden_trace_close(&facts);
 }
 
-static void judge_trace(const char *name)
+/* In tiles of `span` tokens, where rows have more. */
+static void judge_tiled(const char *name, int span)
 {
     char alone[512], other[600];
     const struct {
         int ranks;
         const char *recompute, *units;
     } ways[] = {{1, "full", "down_proj"}, {on_gpu() ? 1 : 3, "selective", "self_attn, mlp"}};
-    snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
-    trace first = run_trace(name, 1, "none", "layer", alone);
+    snprintf(alone, sizeof alone, "%s_%d", scratch_path("alone"), span);
+    trace first = run_trace(name, 1, "none", "layer", span, alone);
     judge_steps(name, &first, (nearness){TRACE_TOLERANCE, 2e-5, 1e-4});
     judge_final(name, alone);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         snprintf(other, sizeof other, "%s_%zu", alone, i);
-        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, other);
+        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, span, other);
         assert_memory_equal(got.loss, first.loss, sizeof got.loss);
         assert_memory_equal(got.grad_norm, first.grad_norm, sizeof got.grad_norm);
         golden_same_adapter(alone, other);
     }
+}
+
+static void judge_trace(const char *name)
+{
+    judge_tiled(name, 8192);
+    judge_tiled(name, 16);
 }
 
 void test_lora(void **state)
@@ -297,7 +305,7 @@ void test_bf16(void **state)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char output[512];
         snprintf(output, sizeof output, "%s", scratch_path(names[i]));
-        trace got = run_trace(names[i], 1, "none", "layer", output);
+        trace got = run_trace(names[i], 1, "none", "layer", 8192, output);
         judge_steps(names[i], &got, nearness_of_bf16(names[i]));
     }
     dtype = "float32";
