@@ -352,13 +352,19 @@ static void test_training(void **state)
     static const char *const keys[] = {
         "lora_r: 4\nmemory_budget: 24MiB\n",
         "lora_r: 4\nmemory_budget: 24MiB\noffload: none\nactivation_offloading: false\n"
-        "gradient_checkpointing: full\noptimizer_offload: false\n"};
+        "gradient_checkpointing: full\noptimizer_offload: false\n",
+        "lora_r: 4\nmemory_budget: 24MiB\ncontext_span: 64\n"};
+    static const int64_t tiles[] = {0, 0, 64};
+    int64_t whole = 0;
     (void)state;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         tsr_job_report report = TSR_JOB_REPORT_INIT;
         json_t *found = found_of(TINY, 1, keys[i]);
         int64_t length = number(found, "max_length");
         print_message("a training at %" PRId64 " tokens\n", length);
+        assert_int_equal(number(json_object_get(found, "plan"), "tile_rows"), tiles[i]);
+        assert_true(!tiles[i] || length > whole);
+        whole = length > whole ? length : whole;
         if (train(&report, keys[i], length) < 0)
             fail_msg("%s", tsr_last_error());
         assert_true(report.input_tokens == length && report.loss > 0 && !report.skipped);
