@@ -61,10 +61,10 @@ static tsr_status take_floats(const walk *w, float **out, const char *what, cons
     return TSR_OK;
 }
 
-int64_t tsr_activation_span(const tsr_activation_options *options)
+int64_t tsr_activation_tile_rows(const tsr_activation_options *options)
 {
-    bool whole = options->bounds.tokens <= options->span || options->layout->mixed_count > 0;
-    return whole ? 0 : options->span;
+    bool whole = options->bounds.tokens <= options->tile_rows || options->layout->mixed_count > 0;
+    return whole ? 0 : options->tile_rows;
 }
 
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options)
@@ -193,7 +193,7 @@ static tsr_status make_program(tsr_layer_programs *out, const tsr_activation_opt
                                                .begun_slots = out->begun[layer],
                                                .fp8 = o->fp8,
                                                .keep = o->keep[layer],
-                                               .span = tsr_activation_span(o),
+                                               .tile_rows = tsr_activation_tile_rows(o),
                                                .part = o->layout->unit[layer].part};
     const tsr_layer_program_sizes sizes = {o->kernels, tsr_activation_attention(o), o->dtype};
     tsr_layer_program *grown = realloc(out->program, ((size_t)out->count + 1) * sizeof *grown);

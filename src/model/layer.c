@@ -193,9 +193,9 @@ static tsr_status run(tsr_pass *pass, const tsr_layer_program *program,
     end = end < count ? end : count;
     while (first < end) {
         int last = tsr_tile_end(program, !pass->input, first, end);
-        int64_t span = program->span ? program->span : tokens;
-        for (int64_t row = 0; first < last && row < tokens; row += span) {
-            int64_t rows = tokens - row < span ? tokens - row : span;
+        int64_t tile_rows = program->tile_rows ? program->tile_rows : tokens;
+        for (int64_t row = 0; first < last && row < tokens; row += tile_rows) {
+            int64_t rows = tokens - row < tile_rows ? tokens - row : tile_rows;
             TSR_TRY(run_tile(pass, program, memory, first, last, row, rows));
         }
         if (last == first)

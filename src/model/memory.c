@@ -99,7 +99,7 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .bounds = options->bounds,
                                     .kernels = options->kernels,
                                     .keep = options->keep,
-                                    .span = options->span,
+                                    .tile_rows = options->tile_rows,
                                     .stride = options->stride,
                                     .saved_bytes = options->saved_bytes,
                                     .dtype = options->dtype,

@@ -87,7 +87,7 @@ typedef struct {
     tsr_batch_bounds bounds;
     int64_t step_micro;                 /* micro-batches of a step, of all ranks */
     const tsr_keep *keep;               /* [layers]: what they may keep */
-    int64_t span;                       /* rows of a tile of a layer's tail (model/program.h) */
+    int64_t tile_rows;                  /* rows of a tile of a layer's tail (model/program.h) */
     int stride;                         /* of the layers that keep their input (shard/stride.h) */
     const tsr_layer_programs *programs; /* of tsr_model_programs; must outlive the model */
     bool train;

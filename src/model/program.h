@@ -16,11 +16,11 @@
  * further up, with its gradient (`shared`). The same nodes run on the same values wherever these lie, so the bits do
  * not depend on any of it.
  *
- * Tiles. A micro-batch of more than `span` tokens goes through the tail of a layer, the nodes behind the last one that is
- * not row-wise (attention, say), `span` rows at a time: first all of the tail for the first rows, forward or backward with
- * what is made again, then for the next. What nobody else reads then exists for one tile only. Gradients of adapters are
- * added up in the order of the tiles. Whether values are kept or made again, and in how many units a layer is, changes
- * what exists for a tile, and not what is computed: so the bits depend on the tokens and on `span` alone.
+ * Tiles. The tail of a layer, the nodes behind the last one that is not row-wise (attention, say), has `tile_rows` rows
+ * of a longer micro-batch at a time: first all of the tail for the first rows, forward, or backward with what is made
+ * again, then for the next. What nobody else reads exists for one tile only. Gradients of adapters are added up in the
+ * order of the tiles. Which values are kept and in how many units a layer is changes what exists for a tile, and nothing
+ * that is computed: so the bits depend on the tokens and on `tile_rows` alone.
  */
 #ifndef TSR_MODEL_PROGRAM_H
 #define TSR_MODEL_PROGRAM_H
@@ -52,8 +52,8 @@ typedef struct {
     bool trains;                     /* it has a backward */
     bool below;                      /* and what enters it has a gradient too */
     bool fp8;
-    tsr_keep keep; /* what it may keep */
-    int64_t span;  /* rows of a tile; 0: no micro-batch has more */
+    tsr_keep keep;     /* what it may keep */
+    int64_t tile_rows; /* rows of a tile; 0: no micro-batch has more */
     const uint8_t *
         part; /* [node_count]: the part of the layer that a node is in (model/layout.h); NULL: there is one */
     /* Of shared slots, a bit each: whose gradient a layer below wants, and of which a layer above has left one. */
@@ -97,7 +97,7 @@ typedef struct {
     tsr_keep keep;
     uint8_t wanted_slots; /* those of the options and of what it gives itself */
     tsr_steps forward, remade, backward;
-    int64_t span;
+    int64_t tile_rows;
     int tail;                      /* the first node of the tail; all of them: there is none */
     uint8_t part[TSR_BLOCK_NODES]; /* as in the options */
     bool needed[TSR_BLOCK_VALUES], kept[TSR_BLOCK_VALUES]; /* by the backward; until then */
@@ -117,7 +117,8 @@ typedef struct {
 /* What is run; *out is written, and borrows the block. */
 void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_options *options);
 
-/* Where everything lies; with a span, of micro-batches that have more tokens. TSR_EINTERNAL: the block asks for something that no pass can do. */
+/* Where everything lies. Sizes are of micro-batches with more than tile_rows tokens. TSR_EINTERNAL: the block asks for
+ * something that no pass can do. */
 tsr_status tsr_layer_program_place(tsr_layer_program *program,
                                    const tsr_layer_program_sizes *sizes);
 

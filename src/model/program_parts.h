@@ -6,7 +6,7 @@
 
 #include "model/program.h"
 
-/* The program's span, tail and parts. */
+/* The rows of a tile, the tail and the parts. */
 void tsr_program_find_tail(tsr_layer_program *program, const tsr_layer_program_options *options);
 
 /* Whether two steps that follow each other in a pass have the same rows at a time: all, or a tile's. */

@@ -77,7 +77,7 @@ uint64_t tsr_value_bytes(const tsr_layer_program *program, int value, int64_t to
 /* Rows of an item of a group. */
 static int64_t rows_of(const placing *p, int16_t group)
 {
-    return group < 0 ? p->sizes->attention.tokens : p->program->span;
+    return group < 0 ? p->sizes->attention.tokens : p->program->tile_rows;
 }
 
 static uint64_t bytes_of(const placing *p, int value)
@@ -91,7 +91,7 @@ static bool same_bytes(const placing *p, int a, int b)
     const tsr_value *x = &p->program->block->value[a], *y = &p->program->block->value[b];
     bool rows = x->statistic == y->statistic &&
                 tsr_value_width(p->program, a) == tsr_value_width(p->program, b);
-    return bytes_of(p, a) == bytes_of(p, b) && (rows || !p->program->span);
+    return bytes_of(p, a) == bytes_of(p, b) && (rows || !p->program->tile_rows);
 }
 
 static int add_item(plan *to, uint64_t bytes, int begin, int end, int16_t group)

@@ -17,8 +17,8 @@ void tsr_program_find_tail(tsr_layer_program *p, const tsr_layer_program_options
     bool multiplies = false;
     while (tail > b->value[b->root].node + 1 && b->node[tail - 1].kind->row_wise)
         multiplies |= b->node[--tail].kind == &tsr_node_linear;
-    p->span = multiplies ? options->span : 0;
-    p->tail = p->span ? tail : b->node_count;
+    p->tile_rows = multiplies ? options->tile_rows : 0;
+    p->tail = p->tile_rows ? tail : b->node_count;
     if (options->part)
         memcpy(p->part, options->part, (size_t)b->node_count * sizeof *p->part);
 }
@@ -58,10 +58,10 @@ int tsr_tile_end(const tsr_layer_program *p, bool backward, int first, int end)
 int tsr_tile_kinds(tsr_tile_kind out[2], const tsr_layer_program *p, int node, int64_t tokens)
 {
     out[0] = (tsr_tile_kind){tokens, 1};
-    if (node < p->tail || tokens <= p->span)
+    if (node < p->tail || tokens <= p->tile_rows)
         return 1;
-    out[0] = (tsr_tile_kind){p->span, tokens / p->span};
-    out[1] = (tsr_tile_kind){tokens % p->span, 1};
+    out[0] = (tsr_tile_kind){p->tile_rows, tokens / p->tile_rows};
+    out[1] = (tsr_tile_kind){tokens % p->tile_rows, 1};
     return out[1].tokens ? 2 : 1;
 }
 

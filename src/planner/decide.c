@@ -162,7 +162,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
         .step_micro = tsr_inputs_step_micro(inputs, d->group * d->replicas),
         .keep = d->keep,
         .stride = d->stride,
-        .span = config->context_span,
+        .tile_rows = config->context_span,
         .train = d->train,
         .dropout = d->train ? config->lora_dropout : 0,
         .adapter = inputs->mixed,

@@ -294,10 +294,10 @@ static void put_base(tsr_text *line, const tsr_decision *d, const tsr_inputs *in
 
 int64_t tsr_decide_tile_rows(const tsr_decision *d)
 {
-    int64_t span = 0;
-    for (int i = 0; i < d->programs->count && !span; i++)
-        span = d->programs->program[i].span;
-    return span;
+    int64_t tile_rows = 0;
+    for (int i = 0; i < d->programs->count && !tile_rows; i++)
+        tile_rows = d->programs->program[i].tile_rows;
+    return tile_rows;
 }
 
 static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs)

@@ -40,14 +40,14 @@ static const struct {
 };
 
 /* Micro-batches of three documents, most of them longer than a tile and no multiple of it. */
-static void configure(char out[4096], const char *keys, const char *use, int span)
+static void configure(char out[4096], const char *keys, const char *use, int tile_rows)
 {
     snprintf(out, 4096,
              "max_steps: 3\nlearning_rate: 0.1\nadam_epsilon: 1\ntotal_batch_size: 9\n"
              "per_device_train_batch_size: 3\nmodel_name_or_path: " JOB_MODEL
              "\ndataset: %s\neval_dataset: %s\neval_strategy: steps\neval_steps: 2\n"
              "context_span: %d\n%s%s",
-             scratch_path("train.jsonl"), scratch_path("eval.jsonl"), span, keys, use);
+             scratch_path("train.jsonl"), scratch_path("eval.jsonl"), tile_rows, keys, use);
 }
 
 /* The values of the adapters' file, which begins with the length of its header. */
@@ -97,11 +97,11 @@ static void run_adapter(const char *name, const char *keys, bool fp8)
     static size_t turn;
     char config[4096], what[512];
     job_result whole, reference, result;
-    int span = turn % 2 ? 32 : 16;
+    int tile_rows = turn % 2 ? 32 : 16;
     configure(config, keys, "", 8192);
     job_run(&whole, 1, config);
     assert_int_equal(whole.status, 0);
-    configure(config, keys, "", span);
+    configure(config, keys, "", tile_rows);
     job_run(&reference, 1, config);
     if (reference.status != 0)
         fail_msg("%s: %s", name, reference.message);
@@ -111,7 +111,7 @@ static void run_adapter(const char *name, const char *keys, bool fp8)
         int ranks = uses[u].ranks;
         if (job_ranks(ranks) != ranks)
             continue;
-        configure(config, keys, uses[u].config, span);
+        configure(config, keys, uses[u].config, tile_rows);
         snprintf(what, sizeof what, "%s on %d ranks with {%s}", name, ranks, uses[u].config);
         job_run(&result, ranks, config);
         if (result.status != 0)

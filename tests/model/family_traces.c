@@ -150,7 +150,7 @@ static void set_trace(job_spec *spec, const char *name)
 }
 
 static trace run_trace(const char *name, int ranks, const char *recompute, const char *units,
-                       int span, const char *output)
+                       int tile_rows, const char *output)
 {
     job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
     trace out = {.gradients = ranks == 1 && !strcmp(dtype, "float32") ? name : NULL};
@@ -160,7 +160,7 @@ static trace run_trace(const char *name, int ranks, const char *recompute, const
     job_set(&spec, "output_dir=%s", output);
     job_set(&spec, "gradient_checkpointing=%s", recompute);
     job_set(&spec, "unit_policy=%s", units);
-    job_set(&spec, "context_span=%d", span);
+    job_set(&spec, "context_span=%d", tile_rows);
     job_set(&spec, "dtype=%s", dtype);
     job_set(&spec, "shuffle=false");
     set_trace(&spec, name);
@@ -221,21 +221,22 @@ static void judge_final(const char *name, const char *written)
     golden_trace_close(&facts);
 }
 
-/* In tiles of `span` tokens, where rows have more. */
-static void judge_tiled(const char *name, int span)
+/* In tiles of `tile_rows` tokens, where rows have more. */
+static void judge_tiled(const char *name, int tile_rows)
 {
     char alone[512], other[600];
     const struct {
         int ranks;
         const char *recompute, *units;
     } ways[] = {{1, "full", "down_proj"}, {on_gpu() ? 1 : 3, "selective", "self_attn, mlp"}};
-    snprintf(alone, sizeof alone, "%s_%d", scratch_path("alone"), span);
-    trace first = run_trace(name, 1, "none", "layer", span, alone);
+    snprintf(alone, sizeof alone, "%s_%d", scratch_path("alone"), tile_rows);
+    trace first = run_trace(name, 1, "none", "layer", tile_rows, alone);
     judge_steps(name, &first, (nearness){TRACE_TOLERANCE, 2e-5, 1e-4});
     judge_final(name, alone);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         snprintf(other, sizeof other, "%s_%zu", alone, i);
-        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, span, other);
+        trace got =
+            run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, tile_rows, other);
         assert_memory_equal(got.loss, first.loss, sizeof got.loss);
         assert_memory_equal(got.grad_norm, first.grad_norm, sizeof got.grad_norm);
         golden_same_adapter(alone, other);

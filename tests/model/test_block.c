@@ -198,14 +198,15 @@ static void cut(rig *r, bool whole, uint64_t seed)
 
 static void set_kept(rig *r, int way, tsr_keep keep)
 {
-    static const int64_t spans[] = {0, 3, 2, 5, 1, 6, 4};
-    tsr_layer_program_make(&r->program, &(tsr_layer_program_options){.block = &r->block,
-                                                                     .traits = r->traits,
-                                                                     .trains = true,
-                                                                     .below = !(way & 2),
-                                                                     .span = spans[r->seed % 7],
-                                                                     .part = r->part,
-                                                                     .keep = keep});
+    static const int64_t rows_of_tiles[] = {0, 3, 2, 5, 1, 6, 4};
+    tsr_layer_program_make(&r->program,
+                           &(tsr_layer_program_options){.block = &r->block,
+                                                        .traits = r->traits,
+                                                        .trains = true,
+                                                        .below = !(way & 2),
+                                                        .tile_rows = rows_of_tiles[r->seed % 7],
+                                                        .part = r->part,
+                                                        .keep = keep});
 }
 
 static void free_rig(rig *r)

@@ -55,8 +55,8 @@ static int space_of(tsr_value_place place)
 
 static int tile_count(const memory *m)
 {
-    int span = (int)m->program->span;
-    return span ? (TOKENS + span - 1) / span : 1;
+    int tile_rows = (int)m->program->tile_rows;
+    return tile_rows ? (TOKENS + tile_rows - 1) / tile_rows : 1;
 }
 
 /* The bytes of `rows` rows. */
@@ -74,11 +74,12 @@ static uint64_t bytes_of(const memory *m, thing what, int64_t rows)
 static held stretch(const memory *m, thing what, tsr_value_place place, int tile)
 {
     const tsr_value *value = &m->program->block->value[what.value];
-    int64_t span = m->program->span ? m->program->span : TOKENS, first = tile * span;
+    int64_t tile_rows = m->program->tile_rows ? m->program->tile_rows : TOKENS,
+            first = tile * tile_rows;
     bool last = tile == tile_count(m) - 1;
     uint64_t at = place.kind == TSR_PLACE_SCRATCH ? place.at : 0;
     uint64_t begin = place.of_tile ? 0 : bytes_of(m, what, first);
-    uint64_t end = begin + bytes_of(m, what, last ? TOKENS - first : span);
+    uint64_t end = begin + bytes_of(m, what, last ? TOKENS - first : tile_rows);
     if (last && !place.of_tile)
         end += value->fixed * sizeof(float);
     if (place.kind == TSR_PLACE_NOWHERE)
@@ -251,8 +252,8 @@ static held codes_of(const memory *m, int node)
 {
     const tsr_layer_program *p = m->program;
     tsr_value_place place = p->codes[node];
-    int64_t span = p->span ? p->span : TOKENS, left = TOKENS - m->tile * span;
-    int64_t rows = m->tile == ALL ? TOKENS : left < span ? left : span;
+    int64_t tile_rows = p->tile_rows ? p->tile_rows : TOKENS, left = TOKENS - m->tile * tile_rows;
+    int64_t rows = m->tile == ALL ? TOKENS : left < tile_rows ? left : tile_rows;
     uint64_t bytes = 0, at = place.kind == TSR_PLACE_SCRATCH ? place.at : 0;
     for (int port = 0; port < TSR_NODE_PORTS; port++)
         if (p->block->node[node].in[port] != TSR_NONE)
@@ -398,7 +399,7 @@ static void test_places(void **state)
                 .trains = way < 40,
                 .below = way & 1,
                 .fp8 = way & 2,
-                .span = (way / 3 + (int)seed) % 5, /* 0: whole */
+                .tile_rows = (way / 3 + (int)seed) % 5, /* 0: whole */
                 .part = way % 3 ? part : NULL,
                 .keep = random_keep(seed + (uint64_t)way, hows[way / 8 % 5])};
             random_traits(traits, &block, seed, way & 4);
