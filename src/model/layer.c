@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#define MOST_COLUMNS 1024 /* of what is added up by a block of a GPU */
+
 static void *address(const tsr_layer_memory *memory, tsr_value_place place)
 {
     switch (place.kind) {
@@ -112,16 +114,21 @@ static float **gradient_of(tsr_layer_gradients *of, const tsr_step_gradient *whi
     return which->kind == TSR_GRADIENT_A ? &g->a : which->kind == TSR_GRADIENT_B ? &g->b : &g->m;
 }
 
+/* Element by element: in rows that are many enough for a GPU. */
 static tsr_status add(const tsr_pass *pass, float *sum, const float *one,
                       const tsr_step_gradient *of)
 {
-    return pass->context->kernels->rms_norm(pass->context->stream,
-                                            &(tsr_rms_norm_args){.x = sum,
-                                                                 .z = one,
-                                                                 .x_out = sum,
-                                                                 .tokens = (int64_t)of->rows,
-                                                                 .d = (int64_t)of->columns,
-                                                                 .dtype = TSR_F32});
+    uint64_t columns = of->columns;
+    while (columns > MOST_COLUMNS && columns % 2 == 0)
+        columns /= 2;
+    return pass->context->kernels->rms_norm(
+        pass->context->stream,
+        &(tsr_rms_norm_args){.x = sum,
+                             .z = one,
+                             .x_out = sum,
+                             .tokens = (int64_t)(of->rows * of->columns / columns),
+                             .d = (int64_t)columns,
+                             .dtype = TSR_F32});
 }
 
 /* A step of a backward in a tile behind the first: its gradients of adapters are added to those of the tiles before. */
