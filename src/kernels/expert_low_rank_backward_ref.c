@@ -1,6 +1,5 @@
 /*
- * expert_low_rank_backward_ref.c: contract expert_low_rank_backward.h. First low and d_low of blocks of rows,
- * then strips of columns of db and da.
+ * expert_low_rank_backward_ref.c: contract expert_low_rank_backward.h. Strips of columns of db and da.
  */
 #include "kernels/expert_low_rank_backward.h"
 
@@ -10,12 +9,6 @@
 #define BLOCK_ROWS 128
 #define STRIP      128 /* columns; of gathered rows 64 KiB on the stack */
 
-uint64_t tsr_expert_low_rank_backward_bytes(tsr_dtype dtype, int64_t rows, int64_t r)
-{
-    uint64_t each = ((uint64_t)(rows * r) * tsr_dtype_bytes(dtype) + 15) / 16 * 16;
-    return 2 * each;
-}
-
 tsr_status tsr_expert_low_rank_backward_check(const tsr_expert_low_rank_backward_args *args)
 {
     const char *op = "expert_low_rank_backward";
@@ -24,27 +17,10 @@ tsr_status tsr_expert_low_rank_backward_check(const tsr_expert_low_rank_backward
     TSR_EXPECT(args->out > 0 && args->in > 0 && args->r > 0, op, "out, in or r is no width");
     TSR_EXPECT(args->da && args->db, op, "da or db is NULL");
     TSR_EXPECT(!args->spread || args->rows.slot, op, "what is spread needs slots");
-    TSR_EXPECT(!args->p || args->spread, op, "p is for what is spread");
     if (args->rows.most == 0)
         return TSR_OK;
-    TSR_EXPECT(args->x && args->dz && args->a && args->b, op, "x, dz, a or b is NULL");
-    uint64_t bytes = tsr_expert_low_rank_backward_bytes(args->dtype, args->rows.most, args->r);
-    if (!args->scratch || args->scratch_bytes < bytes || (uintptr_t)args->scratch % 16)
-        return tsr_fail(TSR_EINVAL, "%s: %llu bytes of scratch, %llu are needed, on 16 bytes", op,
-                        (unsigned long long)(args->scratch ? args->scratch_bytes : 0),
-                        (unsigned long long)bytes);
+    TSR_EXPECT(args->x && args->dz && args->low && args->d_low, op, "x, dz, low or d_low is NULL");
     return TSR_OK;
-}
-
-static float *low_of(const tsr_expert_low_rank_backward_args *args)
-{
-    return args->scratch;
-}
-
-static float *d_low_of(const tsr_expert_low_rank_backward_args *args)
-{
-    uint64_t bytes = tsr_expert_low_rank_backward_bytes(args->dtype, args->rows.most, args->r);
-    return (float *)args->scratch + bytes / 2 / sizeof(float);
 }
 
 /* A matrix whose rows the op's rows take: x, or dz. */
@@ -78,45 +54,6 @@ static const float *take_rows(float *panel, int64_t *stride,
     return panel;
 }
 
-/* out = alpha rows factor, with a row of `factor` for each rank, or by_column for each column of the rows. */
-static void multiply_rows(float *out, const tsr_expert_low_rank_backward_args *args, taken from,
-                          const tsr_expert_block *rows, const float *factor, bool by_column,
-                          float alpha)
-{
-    _Alignas(64) float panel[BLOCK_ROWS * STRIP];
-    int64_t r = args->r;
-    tsr_gemm_block_args low = {.m = rows->row_end - rows->row,
-                               .n = r,
-                               .trans_b = !by_column,
-                               .ldb = by_column ? r : from.width,
-                               .c = out + rows->row * r,
-                               .ldc = r,
-                               .alpha = alpha};
-    for (int64_t first = 0; first < from.width; first += STRIP) {
-        low.k = tsr_min(STRIP, from.width - first);
-        low.a = take_rows(panel, &low.lda, args, from, rows->row, rows->row_end, first, low.k);
-        low.b = factor + first * (by_column ? r : 1);
-        tsr_gemm_block(&low);
-        low.beta = 1;
-    }
-    for (int64_t i = rows->row; args->p && i < rows->row_end; i++)
-        for (int64_t k = 0; k < r; k++)
-            out[i * r + k] *= args->p[args->rows.slot[i]];
-}
-
-static void low_block(void *context, int index)
-{
-    const tsr_expert_low_rank_backward_args *args = context;
-    int64_t at = index;
-    tsr_expert_block rows;
-    if (!tsr_expert_block_at(&rows, &args->rows, 0, args->rows.experts, BLOCK_ROWS, &at))
-        return;
-    multiply_rows(low_of(args), args, x_of(args), &rows,
-                  (const float *)args->a + rows.expert * args->r * args->in, false, 1);
-    multiply_rows(d_low_of(args), args, dz_of(args), &rows,
-                  (const float *)args->b + rows.expert * args->out * args->r, true, args->scale);
-}
-
 static void db_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, int64_t column)
 {
     _Alignas(64) float panel[BLOCK_ROWS * STRIP];
@@ -127,12 +64,12 @@ static void db_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, i
                               .ldb = r,
                               .c = args->db + (e * args->out + column) * r,
                               .ldc = r,
-                              .alpha = args->scale};
+                              .alpha = 1};
     for (; row < end; row = last) {
         last = tsr_min(end, row + BLOCK_ROWS);
         db.k = last - row;
         db.a = take_rows(panel, &db.lda, args, dz_of(args), row, last, column, db.m);
-        db.b = low_of(args) + row * r;
+        db.b = (const float *)args->low + row * r;
         tsr_gemm_block(&db);
         db.beta = 1;
     }
@@ -152,7 +89,7 @@ static void da_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, i
     for (; row < end; row = last) {
         last = tsr_min(end, row + BLOCK_ROWS);
         da.k = last - row;
-        da.a = d_low_of(args) + row * r;
+        da.a = (const float *)args->d_low + row * r;
         da.b = take_rows(panel, &da.ldb, args, x_of(args), row, last, column, da.n);
         tsr_gemm_block(&da);
         da.beta = 1;
@@ -190,11 +127,7 @@ tsr_status tsr_expert_low_rank_backward_ref(const tsr_expert_low_rank_backward_a
     TSR_TRY(tsr_expert_low_rank_backward_check(args));
     TSR_TRY(tsr_expect_f32("expert_low_rank_backward", args->dtype));
     TSR_TRY(tsr_expert_rows_read("expert_low_rank_backward", &args->rows));
-    int64_t blocks = 0;
-    for (int64_t e = 0; e < args->rows.experts; e++)
-        blocks += tsr_block_count(args->rows.offset[e + 1] - args->rows.offset[e], BLOCK_ROWS);
     int strips = tsr_block_count(args->out, STRIP) + tsr_block_count(args->in, STRIP);
-    tsr_pool_run(pool, (int)blocks, low_block, (void *)args);
     tsr_pool_run(pool, (int)args->rows.experts * strips, strip, (void *)args);
     return TSR_OK;
 }

@@ -1,10 +1,10 @@
 /*
- * expert_low_rank_mma.cu: expert_low_rank_backward in bf16, in tensor cores.
+ * expert_low_rank_mma.cu: expert_low_rank and expert_low_rank_backward in bf16, in tensor cores.
  *
- * make_low   low = x A^T and d_low = scale dz B. A block of 8 warps has 128 rows of an expert, a warp 16, and up to
+ * make_low   low. A block of 8 warps has 128 rows of an expert, a warp 16, and up to
  *            64 ranks; chunks of 64 summands go through a ring of three buffers, filled by asynchronous copies
  *            that gather rows as they go.
- * add_rows   db = scale dz^T low and da = d_low^T x. A block has a strip of 128 columns of dz or x of an expert, a
+ * add_rows   db = dz^T low and da = d_low^T x. A block has a strip of 128 columns of dz or x of an expert, a
  *            warp 16, and up to 64 ranks, in registers; the expert's rows go by in order, 64 at a time. So a sum
  *            is one block's: no partial sums, and no order but that of the rows.
  * Cost       x and dz twice, from memory or L2; the factors once for 128 rows. Both wait for memory. On an H100
@@ -28,9 +28,7 @@
 #define RANK_PITCH  (RANKS + PAD)
 #define STRIP_PITCH (SIDE + PAD)
 
-typedef tsr_expert_low_rank_backward_args low_args;
-
-/* The rows of x or dz; of a factor, or of low or d_low. */
+/* The rows of x; of a factor. The rows of x or dz; of low or d_low. */
 template <int GROUPS> struct low_stage {
     __nv_bfloat16 rows[SIDE * ROW_PITCH];
     __nv_bfloat16
@@ -49,14 +47,11 @@ static __device__ __forceinline__ int row_from(const tsr_expert_rows *rows, int 
     return gather ? rows->slot[row] / (int32_t)rows->k : row;
 }
 
-/* ---- low and d_low ---- */
+/* ---- low ---- */
 
 /* What a block multiplies: `rows` of `width` elements, the factor of its expert. */
 typedef struct {
     const __nv_bfloat16 *rows, *factor;
-    __nv_bfloat16 *out;
-    const float *p; /* by slot; NULL: 1 */
-    const int32_t *slot;
     int width, r, rank; /* the first */
     int from[EACH];     /* the rows that the thread copies of; -1: none */
 } low_place;
@@ -115,71 +110,65 @@ static __device__ __forceinline__ void multiply_low(float c[GROUPS][4],
     }
 }
 
-template <int GROUPS, bool BY_COLUMN>
-static __device__ __forceinline__ void low_tile(const low_place *p, const tsr_expert_tile *tile,
-                                                float scale)
+/* A lane's two ranks of a row, p times and as they are. */
+static __device__ __forceinline__ void write_low(const tsr_expert_low_rank_args *a, int row,
+                                                 int rank, float first, float second)
 {
-    extern __shared__ __align__(16) char memory[];
-    low_stage<GROUPS> *stage = (low_stage<GROUPS> *)memory;
-    float c[GROUPS][4] = {};
-    int at = 0, lane = threadIdx.x % TSR_WARP;
-    int row = tile->row + threadIdx.x / TSR_WARP * 16 + lane / 4;
-    for (int i = 0; i < STAGES - 1; i++)
-        fetch_low<GROUPS, BY_COLUMN>(stage + i, p, i * CHUNK);
-    for (int first = 0; first < p->width; first += CHUNK) {
-        tsr_copy_wait_but_one();
-        __syncthreads(); /* this chunk is here, and nobody reads the one before it */
-        fetch_low<GROUPS, BY_COLUMN>(stage + (at ? at - 1 : STAGES - 1), p,
-                                     first + (STAGES - 1) * CHUNK);
-        multiply_low<GROUPS, BY_COLUMN>(c, stage + at);
-        at = at + 1 < STAGES ? at + 1 : 0;
-    }
-    float factor[2] = {scale, scale};
-#pragma unroll
-    for (int upper = 0; upper < 2; upper++)
-        if (p->p && row + 8 * upper < tile->row_end)
-            factor[upper] *= p->p[p->slot[row + 8 * upper]];
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-#pragma unroll
-        for (int upper = 0; upper < 2; upper++) {
-            int rank = p->rank + 8 * j + lane % 4 * 2, own = row + 8 * upper;
-            if (own < tile->row_end && rank < p->r)
-                *(uint32_t *)(p->out + (int64_t)own * p->r + rank) = tsr_pack_bf16(
-                    factor[upper] * c[j][2 * upper], factor[upper] * c[j][2 * upper + 1]);
-        }
+    int64_t at = (int64_t)row * a->r + rank;
+    first *= a->scale, second *= a->scale;
+    if (a->low)
+        *(uint32_t *)((uint16_t *)a->low + at) = tsr_pack_bf16(first, second);
+    if (!a->weighted)
+        return;
+    float p = a->p[a->rows.slot[row]];
+    *(uint32_t *)((uint16_t *)a->weighted + at) = tsr_pack_bf16(p * first, p * second);
 }
 
-template <int GROUPS>
-static __global__ void __launch_bounds__(THREADS, 2) make_low(const __grid_constant__ low_args a)
+template <int GROUPS, bool BY_COLUMN>
+static __global__ void __launch_bounds__(THREADS, 2)
+    make_low(const __grid_constant__ tsr_expert_low_rank_args a)
 {
     tsr_kernel_begin();
+    extern __shared__ __align__(16) char memory[];
     __shared__ tsr_expert_starts starts;
+    low_stage<GROUPS> *stage = (low_stage<GROUPS> *)memory;
     tsr_expert_tile tile;
     low_place p;
-    bool of_dz = blockIdx.y;
-    int experts = (int)a.rows.experts;
+    float c[GROUPS][4] = {};
+    int experts = (int)a.rows.experts, at = 0, lane = threadIdx.x % TSR_WARP;
     p.r = (int)a.r;
     tsr_expert_count(&starts, &a.rows, 0, experts, SIDE);
     if (!tsr_expert_tile_at(&tile, &starts, experts, SIDE, (p.r + RANKS - 1) / RANKS, RANKS,
                             (int)blockIdx.x))
         return;
     p.rank = tile.column;
-    p.p = a.p;
-    p.slot = a.rows.slot;
-    p.width = (int)(of_dz ? a.out : a.in);
-    p.rows = (const __nv_bfloat16 *)(of_dz ? a.dz : a.x);
-    p.factor = (const __nv_bfloat16 *)(of_dz ? a.b : a.a) + (int64_t)tile.expert * p.width * p.r;
-    p.out = (__nv_bfloat16 *)(of_dz ? tsr_expert_d_low(&a) : tsr_expert_low(&a));
+    p.width = (int)a.width;
+    p.rows = (const __nv_bfloat16 *)a.x;
+    p.factor = (const __nv_bfloat16 *)a.factor + (int64_t)tile.expert * p.width * p.r;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         p.from[i] =
             row_from(&a.rows, tile.row + ((int)threadIdx.x + i * THREADS) / (CHUNK / TSR_VECTOR),
-                     tile.row_end, of_dz == a.spread && a.rows.slot);
-    if (of_dz)
-        low_tile<GROUPS, true>(&p, &tile, a.scale);
-    else
-        low_tile<GROUPS, false>(&p, &tile, 1);
+                     tile.row_end, a.rows.slot && !a.in_order);
+    for (int i = 0; i < STAGES - 1; i++)
+        fetch_low<GROUPS, BY_COLUMN>(stage + i, &p, i * CHUNK);
+    for (int first = 0; first < p.width; first += CHUNK) {
+        tsr_copy_wait_but_one();
+        __syncthreads(); /* this chunk is here, and nobody reads the one before it */
+        fetch_low<GROUPS, BY_COLUMN>(stage + (at ? at - 1 : STAGES - 1), &p,
+                                     first + (STAGES - 1) * CHUNK);
+        multiply_low<GROUPS, BY_COLUMN>(c, stage + at);
+        at = at + 1 < STAGES ? at + 1 : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++) {
+            int row = tile.row + threadIdx.x / TSR_WARP * 16 + lane / 4 + 8 * upper;
+            int rank = p.rank + 8 * j + lane % 4 * 2;
+            if (row < tile.row_end && rank < p.r)
+                write_low(&a, row, rank, c[j][2 * upper], c[j][2 * upper + 1]);
+        }
 }
 
 /* ---- db and da ---- */
@@ -260,7 +249,7 @@ static __device__ __forceinline__ void multiply_rows(float c[GROUPS][4],
 /* db has a row for each column of dz, da for each rank. */
 template <int GROUPS>
 static __device__ __forceinline__ void write_sums(const add_place *p, float *to, bool by_rank,
-                                                  const float c[GROUPS][4], float scale)
+                                                  const float c[GROUPS][4])
 {
     int lane = threadIdx.x % TSR_WARP;
     int column = p->column + threadIdx.x / TSR_WARP * 16 + lane / 4;
@@ -269,7 +258,7 @@ static __device__ __forceinline__ void write_sums(const add_place *p, float *to,
 #pragma unroll
         for (int upper = 0; upper < 2; upper++) {
             int rank = p->rank + 8 * j + lane % 4 * 2, own = column + 8 * upper;
-            float first = scale * c[j][2 * upper], second = scale * c[j][2 * upper + 1];
+            float first = c[j][2 * upper], second = c[j][2 * upper + 1];
             if (own >= p->width || rank >= p->r)
                 continue;
             if (by_rank) {
@@ -282,7 +271,8 @@ static __device__ __forceinline__ void write_sums(const add_place *p, float *to,
 }
 
 template <int GROUPS>
-static __global__ void __launch_bounds__(THREADS, 2) add_rows(const __grid_constant__ low_args a)
+static __global__ void __launch_bounds__(THREADS, 2)
+    add_rows(const __grid_constant__ tsr_expert_low_rank_backward_args a)
 {
     tsr_kernel_begin();
     extern __shared__ __align__(16) char memory[];
@@ -297,7 +287,7 @@ static __global__ void __launch_bounds__(THREADS, 2) add_rows(const __grid_const
     add_place p;
     p.order = &a.rows;
     p.rows = (const __nv_bfloat16 *)(of_dz ? a.dz : a.x);
-    p.low = (const __nv_bfloat16 *)(of_dz ? tsr_expert_low(&a) : tsr_expert_d_low(&a));
+    p.low = (const __nv_bfloat16 *)(of_dz ? a.low : a.d_low);
     p.width = (int)(of_dz ? a.out : a.in);
     p.column = (of_dz ? strip : strip - dz_strips) * SIDE;
     p.r = (int)a.r;
@@ -318,32 +308,48 @@ static __global__ void __launch_bounds__(THREADS, 2) add_rows(const __grid_const
         multiply_rows<GROUPS>(c, stage + at);
         at = at + 1 < STAGES ? at + 1 : 0;
     }
-    write_sums<GROUPS>(&p, (of_dz ? a.db : a.da) + expert * p.width * p.r, !of_dz, c,
-                       of_dz ? a.scale : 1);
+    write_sums<GROUPS>(&p, (of_dz ? a.db : a.da) + expert * p.width * p.r, !of_dz, c);
 }
 
 /* ---- launching ---- */
 
-template <int GROUPS> static tsr_status launch(tsr_stream *stream, const low_args *args)
+template <int GROUPS>
+static tsr_status launch_low(tsr_stream *stream, const tsr_expert_low_rank_args *args)
+{
+    void (*kernel)(const tsr_expert_low_rank_args) =
+        args->by_column ? make_low<GROUPS, true> : make_low<GROUPS, false>;
+    int bytes = STAGES * (int)sizeof(low_stage<GROUPS>);
+    int64_t blocks = tsr_expert_most_blocks(args->rows.most, args->rows.experts, SIDE) *
+                     tsr_blocks(args->r, RANKS);
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, bytes, "expert_low_rank"));
+    TSR_LAUNCH_SHARED(kernel, (unsigned)blocks, THREADS, (size_t)bytes, stream, *args);
+    return tsr_launched("expert_low_rank");
+}
+
+tsr_status tsr_expert_low_rank_mma(tsr_stream *stream, const tsr_expert_low_rank_args *args)
+{
+    return args->r <= 16   ? launch_low<2>(stream, args)
+           : args->r <= 32 ? launch_low<4>(stream, args)
+                           : launch_low<8>(stream, args);
+}
+
+template <int GROUPS>
+static tsr_status launch_add(tsr_stream *stream, const tsr_expert_low_rank_backward_args *args)
 {
     const char *op = "expert_low_rank_backward";
-    int low_bytes = STAGES * (int)sizeof(low_stage<GROUPS>);
-    int add_bytes = STAGES * (int)sizeof(add_stage<GROUPS>);
+    int bytes = STAGES * (int)sizeof(add_stage<GROUPS>);
     int64_t strips = tsr_blocks(args->out, SIDE) + tsr_blocks(args->in, SIDE);
-    unsigned ranks = tsr_blocks(args->r, RANKS);
-    int64_t blocks = tsr_expert_most_blocks(args->rows.most, args->rows.experts, SIDE) * ranks;
-    TSR_TRY(tsr_allow_shared(stream, (const void *)make_low<GROUPS>, low_bytes, op));
-    TSR_TRY(tsr_allow_shared(stream, (const void *)add_rows<GROUPS>, add_bytes, op));
-    TSR_LAUNCH_SHARED(make_low<GROUPS>, dim3((unsigned)blocks, 2), THREADS, (size_t)low_bytes,
-                      stream, *args);
-    TSR_LAUNCH_SHARED(add_rows<GROUPS>, dim3((unsigned)(strips * args->rows.experts), ranks),
-                      THREADS, (size_t)add_bytes, stream, *args);
+    TSR_TRY(tsr_allow_shared(stream, (const void *)add_rows<GROUPS>, bytes, op));
+    TSR_LAUNCH_SHARED(add_rows<GROUPS>,
+                      dim3((unsigned)(strips * args->rows.experts), tsr_blocks(args->r, RANKS)),
+                      THREADS, (size_t)bytes, stream, *args);
     return tsr_launched(op);
 }
 
-tsr_status tsr_expert_low_rank_mma(tsr_stream *stream, const low_args *args)
+tsr_status tsr_expert_low_rank_backward_mma(tsr_stream *stream,
+                                            const tsr_expert_low_rank_backward_args *args)
 {
-    return args->r <= 16   ? launch<2>(stream, args)
-           : args->r <= 32 ? launch<4>(stream, args)
-                           : launch<8>(stream, args);
+    return args->r <= 16   ? launch_add<2>(stream, args)
+           : args->r <= 32 ? launch_add<4>(stream, args)
+                           : launch_add<8>(stream, args);
 }

@@ -19,26 +19,47 @@ typedef struct {
     float x[CHUNK][TILE + 1], w[CHUNK][TILE + 1];
 } plain_chunk;
 
+/* Whose products are summed: x and W, then low and the factor. */
+typedef struct {
+    const void *x, *w;
+    const int32_t *slot;
+    int64_t matrix; /* the expert's first element in w */
+    int64_t inner, outer;
+} plain_operands;
+
+static __device__ __forceinline__ plain_operands operands_of(const tsr_grouped_gemm_args *a,
+                                                             const tsr_expert_tile *tile, bool low)
+{
+    plain_operands p = {a->x, a->w, a->rows.slot};
+    p.inner = a->backward ? a->out : a->in, p.outer = a->backward ? a->in : a->out;
+    p.matrix = (int64_t)tile->expert * a->out * a->in;
+    if (low) {
+        p.x = a->low, p.w = a->factor, p.slot = NULL;
+        p.inner = a->r;
+        p.matrix = (a->first + tile->expert) * p.outer * a->r;
+    }
+    return p;
+}
+
 /* Summands from `first` on; zeros for what does not exist. */
 static __device__ __forceinline__ void load_chunk(plain_chunk *chunk,
                                                   const tsr_grouped_gemm_args *a,
+                                                  const plain_operands *p,
                                                   const tsr_expert_tile *tile, int64_t first)
 {
-    int64_t inner = a->backward ? a->out : a->in, outer = a->backward ? a->in : a->out;
-    int64_t matrix = (int64_t)tile->expert * a->out * a->in;
     for (int i = (int)threadIdx.x; i < TILE * CHUNK; i += THREADS) {
         int row = tile->row + i / CHUNK;
         int64_t k = first + i % CHUNK;
-        bool there = row < tile->row_end && k < inner;
-        int64_t from = there && a->rows.slot ? a->rows.slot[row] / (int32_t)a->rows.k : row;
-        chunk->x[i % CHUNK][i / CHUNK] = there ? tsr_load(a->x, from * inner + k, a->dtype) : 0;
+        bool there = row < tile->row_end && k < p->inner;
+        int64_t from = there && p->slot ? p->slot[row] / (int32_t)a->rows.k : row;
+        chunk->x[i % CHUNK][i / CHUNK] = there ? tsr_load(p->x, from * p->inner + k, a->dtype) : 0;
         /* Neighbours in memory are neighbours among the threads. */
         int at = a->backward ? i % TILE : i / CHUNK, step = a->backward ? i / TILE : i % CHUNK;
         int64_t column = tile->column + at;
         k = first + step;
-        there = column < outer && k < inner;
-        int64_t place = matrix + (a->backward ? k * a->in + column : column * a->in + k);
-        chunk->w[step][at] = there ? tsr_load(a->w, place, a->dtype) : 0;
+        there = column < p->outer && k < p->inner;
+        int64_t place = p->matrix + (a->backward ? k * p->outer + column : column * p->inner + k);
+        chunk->w[step][at] = there ? tsr_load(p->w, place, a->dtype) : 0;
     }
 }
 
@@ -47,7 +68,6 @@ store_tile(const tsr_grouped_gemm_args *a, const tsr_expert_tile *tile, const fl
 {
     int64_t outer = a->backward ? a->in : a->out;
     int64_t bias = (a->first + tile->expert) * a->out;
-    float scale = a->scale != 0 ? a->scale : 1;
     int first = tile->row + threadIdx.x / SIDE, left = tile->column + threadIdx.x % SIDE;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -56,13 +76,31 @@ store_tile(const tsr_grouped_gemm_args *a, const tsr_expert_tile *tile, const fl
             int64_t row = first + i * SIDE, column = left + j * SIDE;
             if (row >= tile->row_end || column >= outer)
                 continue;
-            float value = scale * sum[i][j];
+            float value = sum[i][j];
             if (a->bias.data)
                 value += tsr_load(a->bias.data, bias + column, a->bias.dtype);
-            if (a->add)
-                value += tsr_load(a->z, row * outer + column, a->dtype);
             tsr_store(a->z, row * outer + column, value, a->dtype);
         }
+}
+
+static __device__ __forceinline__ void add_products(float sum[EACH][EACH], plain_chunk *chunk,
+                                                    const tsr_grouped_gemm_args *a,
+                                                    const tsr_expert_tile *tile, bool low)
+{
+    const plain_operands p = operands_of(a, tile, low);
+    for (int64_t first = 0; first < p.inner; first += CHUNK) {
+        __syncthreads();
+        load_chunk(chunk, a, &p, tile, first);
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++)
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    sum[i][j] = fmaf(chunk->x[k][threadIdx.x / SIDE + i * SIDE],
+                                     chunk->w[k][threadIdx.x % SIDE + j * SIDE], sum[i][j]);
+    }
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -71,26 +109,15 @@ static __global__ void __launch_bounds__(THREADS)
     tsr_kernel_begin();
     __shared__ tsr_expert_starts starts;
     __shared__ plain_chunk chunk;
-    int64_t inner = a.backward ? a.out : a.in, outer = a.backward ? a.in : a.out;
+    int64_t outer = a.backward ? a.in : a.out;
     int across = (int)((outer + TILE - 1) / TILE);
     tsr_expert_tile tile;
     float sum[EACH][EACH] = {};
     tsr_expert_count(&starts, &a.rows, a.first, (int)a.count, TILE);
     if (!tsr_expert_tile_at(&tile, &starts, (int)a.count, TILE, across, TILE, (int)blockIdx.x))
         return;
-    for (int64_t first = 0; first < inner; first += CHUNK) {
-        __syncthreads();
-        load_chunk(&chunk, &a, &tile, first);
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < CHUNK; k++)
-#pragma unroll
-            for (int i = 0; i < EACH; i++)
-#pragma unroll
-                for (int j = 0; j < EACH; j++)
-                    sum[i][j] = fmaf(chunk.x[k][threadIdx.x / SIDE + i * SIDE],
-                                     chunk.w[k][threadIdx.x % SIDE + j * SIDE], sum[i][j]);
-    }
+    add_products(sum, &chunk, &a, &tile, false);
+    add_products(sum, &chunk, &a, &tile, true);
     store_tile(&a, &tile, sum);
 }
 
@@ -106,7 +133,8 @@ static tsr_status multiply_plainly(tsr_stream *stream, const tsr_grouped_gemm_ar
 static bool in_vectors(const tsr_grouped_gemm_args *args)
 {
     return args->dtype == TSR_BF16 && args->out % TSR_VECTOR == 0 &&
-           tsr_vectors(args->in, args->z, args->x, args->w);
+           tsr_vectors(args->in, args->z, args->x, args->w) &&
+           tsr_vectors(args->r, args->low, args->factor);
 }
 
 static tsr_status multiply_stored(tsr_stream *stream, const tsr_grouped_gemm_args *args)

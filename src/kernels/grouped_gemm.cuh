@@ -11,7 +11,7 @@
 bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);
 
-/* The same of args->stored decoded as it is multiplied with. False also where its matrices leave gaps or have adapters. */
+/* The same of args->stored decoded as it is multiplied with. False also where its matrices leave gaps. */
 bool tsr_grouped_gemm_codes(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);
 
@@ -37,19 +37,6 @@ static __device__ __forceinline__ void tsr_grouped_bias(float bias[4][2],
     }
 }
 
-/* Adds what is there; z is the lane's eight columns of a row. */
-static __device__ __forceinline__ void tsr_grouped_add(float sum[4][2], const uint4 *z, bool valid)
-{
-    uint4 old = valid ? *z : make_uint4(0, 0, 0, 0);
-    uint32_t word[4] = {old.x, old.y, old.z, old.w};
-    tsr_quad_words(word);
-#pragma unroll
-    for (int m = 0; m < 4; m++) {
-        sum[m][0] += __uint_as_float(word[m] << 16);
-        sum[m][1] += __uint_as_float(word[m] & 0xffff0000u);
-    }
-}
-
 /* c[m] is the strip's group m of 8. Quads exchange what they have, so that a lane stores eight columns at
  * once. All lanes call. */
 static __device__ __forceinline__ void tsr_grouped_write(const tsr_grouped_gemm_args *args,
@@ -57,7 +44,7 @@ static __device__ __forceinline__ void tsr_grouped_write(const tsr_grouped_gemm_
                                                          int row, int column, const float c[4][4])
 {
     int own = column + threadIdx.x % 4 * TSR_VECTOR;
-    float bias[4][2], scale = args->scale != 0 ? args->scale : 1;
+    float bias[4][2];
     if (column >= outer)
         return;
     tsr_grouped_bias(bias, args, outer, tile->expert, column);
@@ -66,22 +53,13 @@ static __device__ __forceinline__ void tsr_grouped_write(const tsr_grouped_gemm_
     for (int upper = 0; upper < 2; upper++) {
         bool valid = row + upper * 8 < tile->row_end && own < outer;
         int64_t at = (int64_t)(row + upper * 8) * outer + own;
-        uint4 *z = (uint4 *)((uint16_t *)args->z + (valid ? at : 0));
-        float sum[4][2];
         uint32_t word[4];
 #pragma unroll
         for (int m = 0; m < 4; m++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                sum[m][i] = __fadd_rn(__fmul_rn(scale, c[m][2 * upper + i]), bias[m][i]);
-        if (args->add)
-            tsr_grouped_add(sum, z, valid);
-#pragma unroll
-        for (int m = 0; m < 4; m++)
-            word[m] = tsr_pack_bf16(sum[m][0], sum[m][1]);
+            word[m] = tsr_pack_bf16(c[m][2 * upper] + bias[m][0], c[m][2 * upper + 1] + bias[m][1]);
         tsr_quad_words(word);
         if (valid)
-            *z = make_uint4(word[0], word[1], word[2], word[3]);
+            *(uint4 *)((uint16_t *)args->z + at) = make_uint4(word[0], word[1], word[2], word[3]);
     }
 }
 

@@ -2,19 +2,19 @@
  * kernels/grouped_gemm.h: each row times the matrix of its expert.
  *
  * For row i of expert e in [first, first + count), and x_i the row of x that it takes (expert_rows.h):
- * forward z[i, :] = scale x_i W_e^T + bias_e, backward z[i, :] = scale x_i W_e. With `add` the old z[i, :] is a summand.
- * Sums in fp32, rounded once. Rows of other experts, and rows of none, are not touched. Counts of rows are
+ * forward z[i, :] = x_i W_e^T + low_i F_e^T + bias_e, backward z[i, :] = x_i W_e + low_i F_e. low and the factors F are an
+ * adapter's (expert_low_rank.h): more summands of the same sums. Sums in fp32, rounded once. Rows of other experts, and rows of none, are not touched. Counts of rows are
  * read from `offset` when it runs: no launch depends on them.
  *
  * With w NULL W is what expert_weight makes of `stored` (its out, first and count do not count): the
- * same bits as of both ops, one after the other, for `held` experts at a time in `scratch`. On sm_90a NF4 codes without
- * adapters, whose matrices leave no gaps and have rows in multiples of 64, are decoded as they are multiplied with
- * where experts have few rows, and are never written.
+ * same bits as of both ops, one after the other, for `held` experts at a time in `scratch`. On sm_90a NF4 codes whose
+ * matrices leave no gaps and have rows in multiples of 64 are decoded as they are multiplied with where experts have few
+ * rows, and are never written.
  *
- * On a GPU the order of a sum depends on its length alone, so a row's bits depend neither on where it lies
+ * On a GPU the order of a sum depends on its lengths alone, so a row's bits depend neither on where it lies
  * nor on how many others there are. On the CPU they may depend on how many rows its expert has.
  *
- * Cost     2 rows out in FLOPs; x, z and W once each, at best.
+ * Cost     2 rows (out in + r outer) FLOPs; x, z, W, low and F once each, at best.
  */
 #ifndef TSR_KERNELS_GROUPED_GEMM_H
 #define TSR_KERNELS_GROUPED_GEMM_H
@@ -29,22 +29,19 @@ typedef struct {
     tsr_expert_weight_args stored;
     void *scratch; /* [held, out, in] */
     int64_t held;
-    tsr_frozen bias; /* [experts, out], forward only; may be NULL */
+    const void *low;    /* [rows, r], in the order of the rows */
+    const void *factor; /* [experts, out, r]; backward [experts, r, in] */
+    int64_t r;          /* 0: no adapter */
+    tsr_frozen bias;    /* [experts, out], forward only; may be NULL */
     tsr_expert_rows rows;
     int64_t first, count; /* of the experts */
     int64_t out, in;
-    bool backward, add;
-    float scale;     /* 0: 1 */
-    tsr_dtype dtype; /* of z, x and w */
+    bool backward;
+    tsr_dtype dtype; /* of z, x, w, low and factor */
 } tsr_grouped_gemm_args;
 
 tsr_status tsr_grouped_gemm_check(const tsr_grouped_gemm_args *args);
 tsr_status tsr_grouped_gemm_ref(const tsr_grouped_gemm_args *args, tsr_pool *pool);
-
-static inline float tsr_grouped_gemm_scale(const tsr_grouped_gemm_args *args)
-{
-    return args->scale != 0 ? args->scale : 1;
-}
 
 /* Of a call with w NULL: that of the experts from `first` on that scratch holds, and in *weight how they are
  * made. */

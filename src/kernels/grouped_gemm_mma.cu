@@ -5,7 +5,7 @@
  *          of 32 summands of both operands go through a ring of three buffers, filled by asynchronous copies
  *          that gather rows as they go, with one barrier a chunk. There are blocks for any counts; those without
  *          a tile end at once.
- * Sums     16 summands after the other from the first on, by the length alone.
+ * Sums     16 summands after the other from the first on, those of an adapter last, by the lengths alone.
  * Cost     A tile takes 16 KB from L2 for 1.05 MFLOP.
  */
 #include "kernels/grouped_gemm.cuh"
@@ -30,30 +30,35 @@ typedef struct {
     const tsr_grouped_gemm_args *args;
     tsr_expert_tile tile;
     int inner, outer;
-    int from[EACH]; /* the rows of x that the thread copies of; -1: none */
+    int base, chunks; /* of x and W; and those of low and the factor behind them */
+    int from[EACH];   /* the rows of x that the thread copies of; -1: none */
 } grouped_place;
 
-/* Summands from `first` on of both, a group of copies; what does not exist is zero. */
+/* A chunk of both operands, a group of copies; what does not exist is zero. */
 template <bool BACKWARD>
 static __device__ __forceinline__ void fetch(grouped_stage *stage, const grouped_place *p,
-                                             int first)
+                                             int chunk)
 {
-    const __nv_bfloat16 *x = (const __nv_bfloat16 *)p->args->x;
-    const __nv_bfloat16 *w = (const __nv_bfloat16 *)p->args->w;
-    int64_t matrix = (int64_t)p->tile.expert * p->inner * p->outer;
-    if (first < p->inner)
+    const tsr_grouped_gemm_args *a = p->args;
+    bool low = chunk >= p->base;
+    const __nv_bfloat16 *x = (const __nv_bfloat16 *)(low ? a->low : a->x);
+    const __nv_bfloat16 *w = (const __nv_bfloat16 *)(low ? a->factor : a->w);
+    int inner = low ? (int)a->r : p->inner, first = (low ? chunk - p->base : chunk) * CHUNK;
+    int64_t matrix = (p->tile.expert + (low ? a->first : 0)) * inner * p->outer;
+    if (chunk < p->chunks)
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             int at = (int)threadIdx.x + i * THREADS;
             int row = at / (CHUNK / TSR_VECTOR), k = at % (CHUNK / TSR_VECTOR) * TSR_VECTOR;
-            bool there = p->from[i] >= 0 && first + k < p->inner;
+            int from = low ? p->tile.row + row : p->from[i];
+            bool there = p->from[i] >= 0 && first + k < inner;
             tsr_copy16(stage->x + row * PITCH + k,
-                       x + (there ? (int64_t)p->from[i] * p->inner + first + k : 0), there);
+                       x + (there ? (int64_t)from * inner + first + k : 0), there);
             int column = BACKWARD ? at % (TILE / TSR_VECTOR) * TSR_VECTOR : row;
             k = BACKWARD ? at / (TILE / TSR_VECTOR) : k;
-            there = p->tile.column + column < p->outer && first + k < p->inner;
+            there = p->tile.column + column < p->outer && first + k < inner;
             int64_t place = BACKWARD ? (int64_t)(first + k) * p->outer + p->tile.column + column
-                                     : (int64_t)(p->tile.column + column) * p->inner + first + k;
+                                     : (int64_t)(p->tile.column + column) * inner + first + k;
             tsr_copy16(stage->w + (BACKWARD ? k * W_PITCH + column : column * PITCH + k),
                        w + (there ? matrix + place : 0), there);
         }
@@ -113,17 +118,19 @@ static __global__ void __launch_bounds__(THREADS, 2)
     float c[4][4][4] = {};
     p.inner = (int)(BACKWARD ? args.out : args.in);
     p.outer = (int)(BACKWARD ? args.in : args.out);
+    p.base = (p.inner + CHUNK - 1) / CHUNK;
+    p.chunks = p.base + ((int)args.r + CHUNK - 1) / CHUNK;
     tsr_expert_count(&starts, &args.rows, args.first, (int)args.count, TILE);
     if (!tsr_expert_tile_at(&p.tile, &starts, (int)args.count, TILE, (p.outer + TILE - 1) / TILE,
                             TILE, (int)blockIdx.x))
         return;
     find_rows(&p);
     for (int i = 0; i < STAGES - 1; i++)
-        fetch<BACKWARD>(stage + i, &p, i * CHUNK);
-    for (int first = 0; first < p.inner; first += CHUNK) {
+        fetch<BACKWARD>(stage + i, &p, i);
+    for (int chunk = 0; chunk < p.chunks; chunk++) {
         tsr_copy_wait_but_one();
         __syncthreads(); /* this chunk is here, and nobody reads the one before it */
-        fetch<BACKWARD>(stage + (at ? at - 1 : STAGES - 1), &p, first + (STAGES - 1) * CHUNK);
+        fetch<BACKWARD>(stage + (at ? at - 1 : STAGES - 1), &p, chunk + STAGES - 1);
         multiply<BACKWARD>(c, stage + at, row, column);
         at = at + 1 < STAGES ? at + 1 : 0;
     }

@@ -21,11 +21,13 @@ tsr_status tsr_grouped_gemm_check(const tsr_grouped_gemm_args *args)
                op, "first and count are not among the experts");
     TSR_EXPECT(args->out > 0 && args->in > 0 && args->out <= INT32_MAX && args->in <= INT32_MAX, op,
                "out or in is no width");
+    TSR_EXPECT(args->r >= 0 && args->r <= INT32_MAX, op, "r is no width");
     TSR_EXPECT(tsr_frozen_valid(args->bias), op, "the bias is neither BF16 nor F32");
     TSR_EXPECT(!args->backward || !args->bias.data, op, "a bias is for forward");
     if (args->rows.most == 0 || args->count == 0)
         return TSR_OK;
     TSR_EXPECT(args->z && args->x, op, "z or x is NULL");
+    TSR_EXPECT(args->r == 0 || (args->low && args->factor), op, "low or factor is NULL");
     if (args->w)
         return TSR_OK;
     tsr_expert_weight_args weight;
@@ -51,20 +53,17 @@ tsr_grouped_gemm_args tsr_grouped_gemm_part(tsr_expert_weight_args *weight,
     return part;
 }
 
-/* What the sum is added to: the bias, what was there, both or nothing. Returns beta. */
+/* What the sum is added to: the bias, or nothing. Returns beta. */
 static float begin_block(const tsr_grouped_gemm_args *args, const tsr_expert_block *rows,
                          int64_t column, int64_t width)
 {
     float buffer[BLOCK_COLUMNS];
     if (!args->bias.data)
-        return args->add ? 1 : 0;
+        return 0;
     const float *bias =
         tsr_frozen_load(buffer, args->bias, rows->expert * args->out + column, width, 0);
-    for (int64_t i = rows->row; i < rows->row_end; i++) {
-        float *z = (float *)args->z + i * args->out + column;
-        for (int64_t j = 0; j < width; j++)
-            z[j] = args->add ? z[j] + bias[j] : bias[j];
-    }
+    for (int64_t i = rows->row; i < rows->row_end; i++)
+        memcpy((float *)args->z + i * args->out + column, bias, (size_t)width * sizeof(float));
     return 1;
 }
 
@@ -92,6 +91,19 @@ static void multiply(const tsr_grouped_gemm_args *args, const tsr_expert_block *
     }
 }
 
+static void add_low(const tsr_grouped_gemm_args *args, const tsr_expert_block *rows,
+                    tsr_gemm_block_args block, int64_t column)
+{
+    int64_t r = args->r, outer = args->backward ? args->in : args->out;
+    const float *factor = (const float *)args->factor + rows->expert * outer * r;
+    block.k = block.lda = r;
+    block.a = (const float *)args->low + rows->row * r;
+    block.b = factor + column * (args->backward ? 1 : r);
+    block.ldb = args->backward ? outer : r;
+    block.beta = 1;
+    tsr_gemm_block(&block);
+}
+
 static void run_block(void *context, int index)
 {
     const tsr_grouped_gemm_args *args = context;
@@ -110,9 +122,11 @@ static void run_block(void *context, int index)
                                  .ldb = args->in,
                                  .c = (float *)args->z + rows.row * outer + column,
                                  .ldc = outer,
-                                 .alpha = tsr_grouped_gemm_scale(args)};
+                                 .alpha = 1};
     block.beta = begin_block(args, &rows, column, block.n);
     multiply(args, &rows, block);
+    if (args->r)
+        add_low(args, &rows, block, column);
 }
 
 static tsr_status stored_ref(const tsr_grouped_gemm_args *args, tsr_pool *pool)

@@ -13,9 +13,11 @@
  *          128 x 128 a group that multiplies. It costs power: 8192 tokens take 0.78 ms for 1536 x 2048 (0.95 gathered),
  *          0.35 + 0.63 decoded first; in a step that is no gain where rows are gathered. 1024 tokens: 0.32, not
  *          0.35 + 0.29.
+ * Adapters Low and the factor are more chunks, behind those of x and W; of their last 64 summands only those there are,
+ *          16 at a time, are multiplied.
  * Order    Tiles that run at the same time share rows and columns of a few experts (expert_tiles.cuh), so that
  *          what they read comes from L2.
- * Sums     64 summands after the other from the first on, by the length alone.
+ * Sums     64 summands after the other from the first on, by the lengths alone.
  * Cost     A chunk of a tile takes 48 KB from L2 for 4.2 MFLOP; W is read from memory once, where L2 holds an
  *          expert. On an H100 8192 tokens times 8 of 128 experts take 0.63 ms for 1536 x 2048 (650 TFLOP/s), 0.67
  *          gathered and 0.65 backward; 0.39 for 2048 x 768 and 0.33 backward; one matmul 0.53 and 0.30.
@@ -58,14 +60,15 @@ static_assert(X_BYTES(true) + W_BYTES(true) == STAGE_BYTES, "stages of both are 
 #define CODES_EACH    (ROWS(true) / GATHERED)
 
 typedef struct {
-    CUtensorMap x, w;
+    CUtensorMap x, w, low, factor;
 } grouped_maps;
 
 /* What a block goes through. */
 typedef struct {
     const tsr_grouped_gemm_args *args;
     const tsr_expert_starts *starts;
-    int inner, outer, across, chunks;
+    int inner, outer, across;
+    int base, chunks; /* of x and W; and those of low and the factor behind them */
 } grouped_work;
 
 /* The ring: its parts' shared addresses; and where a thread is in it. */
@@ -90,16 +93,15 @@ tile_at(tsr_expert_tile *tile, const grouped_work *work, int index)
 
 /* ---- copies ---- */
 
-/* One thread: columns of W for a chunk. */
-template <bool BACKWARD>
-static __device__ __forceinline__ void fetch_w(const grouped_maps *maps, uint32_t to,
-                                               const tsr_expert_tile *tile, int chunk,
-                                               uint32_t full)
+/* One thread: columns of W, or of the factor, for a chunk. */
+template <bool BACKWARD, bool CODES>
+static __device__ __forceinline__ void
+fetch_w(const CUtensorMap *w, uint32_t to, const tsr_expert_tile *tile, int chunk, uint32_t full)
 {
-    const int boxes = BACKWARD ? ACROSS(false) / STRIP : 1;
+    const int boxes = BACKWARD ? ACROSS(CODES) / STRIP : 1;
 #pragma unroll
     for (int i = 0; i < boxes; i++)
-        tsr_box_copy_of(to + i * STRIP_BYTES, &maps->w,
+        tsr_box_copy_of(to + i * STRIP_BYTES, w,
                         BACKWARD ? tile->column + i * STRIP : chunk * CHUNK,
                         BACKWARD ? chunk * CHUNK : tile->column, tile->expert, full);
 }
@@ -107,14 +109,24 @@ static __device__ __forceinline__ void fetch_w(const grouped_maps *maps, uint32_
 /* One thread: the rows of a chunk, where they lie in order; `more` bytes come too. */
 template <bool CODES>
 static __device__ __forceinline__ __attribute__((unused)) void
-fetch_x(const grouped_maps *maps, const tsr_expert_tile *tile, int chunk, uint32_t to,
-        uint32_t full, unsigned more)
+fetch_x(const CUtensorMap *x, const tsr_expert_tile *tile, int chunk, uint32_t to, uint32_t full,
+        unsigned more)
 {
     int groups = tile->row_end - tile->row > GROUP_ROWS(CODES) ? GROUPS : 1;
     tsr_barrier_expect(full, (unsigned)groups * GROUP_BYTES(CODES) + more);
     for (int group = 0; group < groups; group++)
-        tsr_box_copy_of(to + group * GROUP_BYTES(CODES), &maps->x, chunk * CHUNK,
+        tsr_box_copy_of(to + group * GROUP_BYTES(CODES), x, chunk * CHUNK,
                         tile->row + group * GROUP_ROWS(CODES), 0, full);
+}
+
+/* One thread: a chunk of low and the factor. */
+template <bool BACKWARD, bool CODES>
+static __device__ __forceinline__ __attribute__((unused)) void
+fetch_low(const grouped_maps *maps, const tsr_expert_tile *tile, int chunk, uint32_t to,
+          uint32_t full)
+{
+    fetch_x<CODES>(&maps->low, tile, chunk, to, full, W_BYTES(CODES));
+    fetch_w<BACKWARD, CODES>(&maps->factor, to + X_BYTES(CODES), tile, chunk, full);
 }
 
 /* One thread: all chunks of all the block's tiles. */
@@ -127,8 +139,12 @@ static __device__ __forceinline__ void fetch(const grouped_work *work, grouped_r
         for (int chunk = 0; chunk < work->chunks; chunk++) {
             uint32_t to = ring.data + ring.stage * STAGE_BYTES, full = ring.full + 8 * ring.stage;
             tsr_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            fetch_x<false>(maps, &tile, chunk, to, full, W_BYTES(false));
-            fetch_w<BACKWARD>(maps, to + X_BYTES(false), &tile, chunk, full);
+            if (chunk < work->base) {
+                fetch_x<false>(&maps->x, &tile, chunk, to, full, W_BYTES(false));
+                fetch_w<BACKWARD, false>(&maps->w, to + X_BYTES(false), &tile, chunk, full);
+            } else {
+                fetch_low<BACKWARD, false>(maps, &tile, chunk - work->base, to, full);
+            }
             next_stage(&ring);
         }
     }
@@ -202,11 +218,17 @@ static __device__ __forceinline__ void gather(const grouped_work *work, grouped_
         for (int chunk = 0; chunk < work->chunks; chunk++) {
             uint32_t to = ring.data + ring.stage * STAGE_BYTES, full = ring.full + 8 * ring.stage;
             tsr_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            if (threadIdx.x % TSR_WARPGROUP == 0) {
+            bool low = chunk >= work->base, one = threadIdx.x % TSR_WARPGROUP == 0;
+            if (one && low) {
+                fetch_low<BACKWARD, false>(maps, &tile, chunk - work->base, to, full);
+            } else if (one) {
                 tsr_barrier_expect(full, W_BYTES(false));
-                fetch_w<BACKWARD>(maps, to + X_BYTES(false), &tile, chunk, full);
+                fetch_w<BACKWARD, false>(&maps->w, to + X_BYTES(false), &tile, chunk, full);
             }
-            gather_chunk<GATHERED_EACH>(work, from, second, chunk, to, full);
+            if (low)
+                tsr_barrier_arrive(full);
+            else
+                gather_chunk<GATHERED_EACH>(work, from, second, chunk, to, full);
             next_stage(&ring);
             if (chunk == 0) {
                 i += (int)gridDim.x;
@@ -239,8 +261,27 @@ typedef struct {
     char *memory;
 } grouped_decoding;
 
+/* The rows of a decoder's chunk; of one of low and the factor both. */
+template <bool BACKWARD, bool GATHER>
+static __device__ __forceinline__ void
+fetch_rows(const grouped_work *work, const grouped_maps *maps, const uint32_t from[CODES_EACH],
+           const tsr_expert_tile *tile, int chunk, uint32_t to, uint32_t full)
+{
+    bool low = chunk >= work->base, one = threadIdx.x % TSR_WARPGROUP == 0;
+    if (low && one)
+        fetch_low<BACKWARD, true>(maps, tile, chunk - work->base, to, full);
+    else if (low && GATHER)
+        tsr_barrier_arrive(full);
+    else if (!low && GATHER)
+        gather_chunk<CODES_EACH>(work, from, tile->row_end - tile->row > GROUP_ROWS(true), chunk,
+                                 to, full);
+    else if (one)
+        fetch_x<true>(&maps->x, tile, chunk, to, full, 0);
+}
+
 /* A decoder: every other chunk of all the block's tiles. Codes and what their scales are made of are asked for
- * a turn ahead, so that a tile has at least as many chunks as there are decoders. */
+ * a turn ahead, so that a tile has at least as many chunks as there are decoders; also ahead of chunks of low and the
+ * factor, which have none: nobody reads those. */
 template <bool BACKWARD, bool GATHER>
 static __device__ __forceinline__ void fetch_decoded(const grouped_work *work, grouped_ring ring,
                                                      const grouped_maps *maps,
@@ -263,7 +304,6 @@ static __device__ __forceinline__ void fetch_decoded(const grouped_work *work, g
     tsr_copy_commit();
     for (; more; more = again, tile = next, chunk -= work->chunks) {
         uint32_t from[CODES_EACH];
-        bool second = tile.row_end - tile.row > GROUP_ROWS(true);
         if (GATHER)
             find_rows(from, work, &tile);
         i += (int)gridDim.x;
@@ -276,10 +316,7 @@ static __device__ __forceinline__ void fetch_decoded(const grouped_work *work, g
                 last ? chunk + DECODERS - work->chunks : chunk + DECODERS};
             float scale = tsr_codes_scale(&found, d->tables, d->codes->nested);
             tsr_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            if (GATHER)
-                gather_chunk<CODES_EACH>(work, from, second, chunk, ring.data + stage, full);
-            else if (threadIdx.x % TSR_WARPGROUP == 0)
-                fetch_x<true>(maps, &tile, chunk, ring.data + stage, full, 0);
+            fetch_rows<BACKWARD, GATHER>(work, maps, from, &tile, chunk, ring.data + stage, full);
             if (!last || again) {
                 tsr_codes_ask<BACKWARD>(ring.data + slots + (slot ^ 1) * TSR_CODES_BYTES, d->codes,
                                         after, &own);
@@ -288,9 +325,10 @@ static __device__ __forceinline__ void fetch_decoded(const grouped_work *work, g
             tsr_copy_commit();
             tsr_copy_wait_but_one();
             __syncwarp();
-            tsr_codes_decode<BACKWARD>(d->memory + stage + X_BYTES(true), STRIP_BYTES,
-                                       d->memory + slots + slot * TSR_CODES_BYTES, d->tables, scale,
-                                       &own);
+            if (chunk < work->base)
+                tsr_codes_decode<BACKWARD>(d->memory + stage + X_BYTES(true), STRIP_BYTES,
+                                           d->memory + slots + slot * TSR_CODES_BYTES, d->tables,
+                                           scale, &own);
             tsr_bulk_written();
             __syncwarp();
             if (own.lane == 0)
@@ -322,22 +360,39 @@ static __device__ __forceinline__ __attribute__((unused)) void find_next(grouped
     place->more = tile_at<CODES>(&place->next, work, place->index);
 }
 
-/* A chunk's products: of 64 rows and 256 columns, or one or two of 64 rows and 128 columns. */
+/* The products of 16 summands of a chunk: of 64 rows and 256 columns, or one or two of 64 rows and 128 columns. */
 template <bool BACKWARD, bool CODES, int BLOCKS>
 static __device__ __forceinline__ __attribute__((unused)) void
-multiply_chunk(float c[32][4], uint64_t left, uint64_t right, bool add)
+multiply_step(float c[32][4], uint64_t left, uint64_t right, int i, bool add)
 {
     const int step = BACKWARD ? 2048 / 16 : 32 / 16;
+    if (!CODES)
+        tsr_wgmma<BACKWARD>(c, left + i * 32 / 16, right + i * step, add);
+    else
 #pragma unroll
-    for (int i = 0; i < CHUNK / 16; i++) {
-        if (!CODES)
-            tsr_wgmma<BACKWARD>(c, left + i * 32 / 16, right + i * step, add || i);
-        else
-#pragma unroll
-            for (int block = 0; block < BLOCKS; block++)
-                tsr_wgmma_128<BACKWARD>(c + 16 * block, left + (block * BLOCK_BYTES + i * 32) / 16,
-                                        right + i * step, add || i);
-    }
+        for (int block = 0; block < BLOCKS; block++)
+            tsr_wgmma_128<BACKWARD>(c + 16 * block, left + (block * BLOCK_BYTES + i * 32) / 16,
+                                    right + i * step, add);
+}
+
+/* Of a stage. */
+typedef struct {
+    uint64_t left, right;
+} grouped_operands;
+
+template <bool BACKWARD, bool GATHER, bool CODES>
+static __device__ __forceinline__ __attribute__((unused)) grouped_operands
+wait_stage(const grouped_ring *ring, int group)
+{
+    uint32_t stage = ring->data + ring->stage * STAGE_BYTES;
+    grouped_operands o;
+    o.left = tsr_wgmma_rows(stage + (uint32_t)group * GROUP_BYTES(CODES));
+    o.right = BACKWARD ? tsr_wgmma_columns(stage + X_BYTES(CODES), STRIP_BYTES)
+                       : tsr_wgmma_rows(stage + X_BYTES(CODES));
+    tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
+    if (GATHER)
+        tsr_bulk_written(); /* by the copies of other threads */
+    return o;
 }
 
 /* A group's rows of a tile. */
@@ -347,16 +402,12 @@ static __device__ __forceinline__ void product(float c[32][4], const grouped_wor
 {
     uint32_t before = 0;
     bool one = threadIdx.x % TSR_WARP == 0;
-    for (int chunk = 0; chunk < work->chunks; chunk++) {
-        uint32_t stage = ring->data + ring->stage * STAGE_BYTES;
-        uint64_t left = tsr_wgmma_rows(stage + (uint32_t)group * GROUP_BYTES(CODES));
-        uint64_t right = BACKWARD ? tsr_wgmma_columns(stage + X_BYTES(CODES), STRIP_BYTES)
-                                  : tsr_wgmma_rows(stage + X_BYTES(CODES));
-        tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
-        if (GATHER)
-            tsr_bulk_written(); /* by the copies of other threads */
+    for (int chunk = 0; chunk < work->base; chunk++) {
+        grouped_operands o = wait_stage<BACKWARD, GATHER, CODES>(ring, group);
         tsr_wgmma_begin();
-        multiply_chunk<BACKWARD, CODES, BLOCKS>(c, left, right, chunk);
+#pragma unroll
+        for (int i = 0; i < CHUNK / 16; i++)
+            multiply_step<BACKWARD, CODES, BLOCKS>(c, o.left, o.right, i, chunk || i);
         tsr_wgmma_commit();
         if (chunk == place->lead && one)
             tsr_barrier_arrive(ring->lead);
@@ -364,6 +415,19 @@ static __device__ __forceinline__ void product(float c[32][4], const grouped_wor
             find_next<CODES>(place, work);
         tsr_wgmma_wait_but_one();
         if (chunk && one)
+            tsr_barrier_arrive(before);
+        before = ring->empty + 8 * ring->stage;
+        next_stage(ring);
+    }
+    for (int r = (int)work->args->r; r > 0; r -= CHUNK) {
+        grouped_operands o = wait_stage<BACKWARD, GATHER, CODES>(ring, group);
+        for (int i = 0; i < CHUNK / 16 && i * 16 < r; i++) {
+            tsr_wgmma_begin();
+            multiply_step<BACKWARD, CODES, BLOCKS>(c, o.left, o.right, i, true);
+            tsr_wgmma_commit();
+        }
+        tsr_wgmma_wait_but_one();
+        if (one)
             tsr_barrier_arrive(before);
         before = ring->empty + 8 * ring->stage;
         next_stage(ring);
@@ -407,7 +471,7 @@ static __device__ __forceinline__ void multiply(const grouped_work *work, groupe
     int group = threadIdx.x / TSR_WARPGROUP;
     grouped_place place = {};
     place.index = (int)blockIdx.x;
-    place.lead = group ? -1 : (work->chunks < LEAD ? work->chunks : LEAD) - 1;
+    place.lead = group ? -1 : (work->base < LEAD ? work->base : LEAD) - 1;
     place.more = tile_at<CODES>(&place.tile, work, place.index);
     if (group && place.more)
         tsr_barrier_wait(ring.lead, 0);
@@ -429,7 +493,7 @@ static __device__ __forceinline__ void multiply(const grouped_work *work, groupe
     }
 }
 
-/* Arrivals that fill a stage: of who fetches boxes, of each thread that gathers, of each warp that decodes. */
+/* Arrivals that fill a stage, also with low and the factor: of who fetches boxes, of each thread that gathers, of each warp that decodes. */
 template <bool GATHER, bool CODES> static __device__ __forceinline__ unsigned arrivals(void)
 {
     unsigned decoded = TSR_WARPGROUP / TSR_WARP;
@@ -446,7 +510,8 @@ static __device__ __forceinline__ grouped_work work_of(const tsr_grouped_gemm_ar
     work.inner = (int)(BACKWARD ? args->out : args->in);
     work.outer = (int)(BACKWARD ? args->in : args->out);
     work.across = (work.outer + ACROSS(CODES) - 1) / ACROSS(CODES);
-    work.chunks = (work.inner + CHUNK - 1) / CHUNK;
+    work.base = (work.inner + CHUNK - 1) / CHUNK;
+    work.chunks = work.base + ((int)args->r + CHUNK - 1) / CHUNK;
     return work;
 }
 
@@ -546,11 +611,26 @@ static tsr_status launch(tsr_stream *stream, const tsr_grouped_gemm_args *args,
     return tsr_launched("grouped_gemm");
 }
 
-/* The map of rows that lie in order. Gathered ones are found in steps of 16 bytes. */
+static bool map_low(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args *args,
+                    bool decoded)
+{
+    int64_t outer = args->backward ? args->in : args->out, r = args->r;
+    const uint16_t *factor = (const uint16_t *)args->factor + args->first * outer * r;
+    if (!r)
+        return true;
+    return tsr_map_boxes(&maps->low, boxes, args->low, 1, args->rows.most, r,
+                         GROUP_ROWS(decoded)) &&
+           tsr_map_boxes(&maps->factor, boxes, factor, args->count, args->backward ? r : outer,
+                         args->backward ? outer : r, args->backward ? CHUNK : ACROSS(decoded));
+}
+
+/* The maps of rows that lie in order, and of the factor. Gathered rows are found in steps of 16 bytes. */
 static bool map_rows(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args *args,
                      bool decoded)
 {
     int64_t inner = args->backward ? args->out : args->in;
+    if (!map_low(maps, boxes, args, decoded))
+        return false;
     if (args->rows.slot)
         return args->rows.most / args->rows.k * (inner / TSR_VECTOR) <= UINT32_MAX;
     return tsr_map_boxes(&maps->x, boxes, args->x, 1, args->rows.most, inner, GROUP_ROWS(decoded));

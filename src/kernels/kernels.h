@@ -22,6 +22,7 @@
 #include "kernels/delta_rule.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
+#include "kernels/expert_low_rank.h"
 #include "kernels/expert_low_rank_backward.h"
 #include "kernels/expert_weight.h"
 #include "kernels/fixed_point.h"
@@ -72,6 +73,7 @@
     X(mxfp4_dequant)                                                                               \
     X(expert_weight)                                                                               \
     X(grouped_gemm)                                                                                \
+    X(expert_low_rank)                                                                             \
     X(expert_low_rank_backward)                                                                    \
     X(widen)                                                                                       \
     X(byte_decode)                                                                                 \

@@ -2,7 +2,7 @@
  * model/expert_parts.h: what the nodes of experts share: decoding the stack's weights, some experts at a time, and the
  * matmul of rows. Inside src/model only.
  *
- * Workspace    the weights of some experts, then what else the node asks for.
+ * Workspace    the weights of some experts, low of an adapter, then what else the node asks for.
  */
 #ifndef TSR_MODEL_EXPERT_PARTS_H
 #define TSR_MODEL_EXPERT_PARTS_H
@@ -20,32 +20,31 @@ typedef struct {
     const tsr_expert_stack *stack;
     tsr_routes routes;
     int64_t group; /* experts whose weights are there at a time */
+    void *low;     /* [rows, r]: s x A^T, or of a backward s dz B */
     char *rest;    /* of the workspace */
-    uint64_t rest_bytes;
 } tsr_expert_work;
 
 /* routes: the value that the node reads them from. */
 tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node, int16_t routes);
 
-/* Bytes of the weights, and before these of x A^T of adapters that are multiplied apart; of rows of `width` for each expert of
- * a token. */
-uint64_t tsr_expert_weight_bytes(const tsr_node *node, int64_t tokens, uint64_t r, tsr_dtype dtype);
+/* Bytes of the weights and of low; of rows of `width` for each expert of a token. */
+uint64_t tsr_expert_taken_bytes(const tsr_node *node, int64_t tokens, uint64_t r, tsr_dtype dtype);
 uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width,
                                tsr_dtype dtype);
 
 /* Rows as ops take them; `gather`: their own are those of the tokens. */
 tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *work, bool gather);
 
-/* z = rows of x times W, or with `backward` W^T's other side. */
-tsr_status tsr_expert_multiply(const tsr_expert_work *work, void *z, const void *x, bool gather,
-                               bool backward);
+/* z = x W^T with its adapters. dx = dz W with theirs, after tsr_expert_adapters. */
+tsr_status tsr_expert_forward(const tsr_expert_work *work, void *z, const void *x, bool gather);
+tsr_status tsr_expert_backward(const tsr_expert_work *work, void *dx, const void *dz, bool gather);
 
-/* The gradients of all A and B, in the rest of the workspace. Without p, x is of tokens and dz of rows; with p, x is of rows
- * and dz of tokens, of which a row has p times. */
+/* The gradients of all A and B, in the rest of the workspace, and low for tsr_expert_backward. Without p, x is of tokens and dz of
+ * rows; with p, x is of rows and dz of tokens, of which a row has p times. Takes `count` [rows, r]: 1, or with p 2. */
 tsr_status tsr_expert_adapters(const tsr_expert_work *work, const void *x, const void *dz,
                                const float *p);
 uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *traits,
-                              tsr_attention_bounds bounds);
+                              tsr_attention_bounds bounds, int count);
 
 /* What the matmuls cost, one way, with the decoding. */
 void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind pass, bool dx);

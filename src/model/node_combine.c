@@ -10,8 +10,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     tsr_expert_work work = tsr_expert_work_begin(p, node, node->in[TSR_COMBINE_ROUTES]);
-    TSR_TRY(
-        tsr_expert_multiply(&work, work.rest, p->value[node->in[TSR_COMBINE_ROWS]], false, false));
+    TSR_TRY(tsr_expert_forward(&work, work.rest, p->value[node->in[TSR_COMBINE_ROWS]], false));
     return p->context->kernels->combine(p->context->stream,
                                         &(tsr_combine_args){.y = p->value[node->out[0]],
                                                             .z = work.rest,
@@ -35,7 +34,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                     p->value[node->in[TSR_COMBINE_P]]));
     if (!(step->inputs & 1u << TSR_COMBINE_ROWS))
         return TSR_OK;
-    TSR_TRY(tsr_expert_multiply(&work, dact, dy, true, true));
+    TSR_TRY(tsr_expert_backward(&work, dact, dy, true));
     return p->context->kernels->combine_backward(
         p->context->stream,
         &(tsr_combine_backward_args){.dp = p->gradient[node->in[TSR_COMBINE_P]],
@@ -68,11 +67,10 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
 {
     const tsr_experts_spec *spec = &node->spec.experts;
     uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->out, bounds.dtype);
-    uint64_t low = tsr_expert_low_bytes(node, traits, bounds);
+    uint64_t low = tsr_expert_low_bytes(node, traits, bounds, 2);
     (void)kernels;
     uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
-    return tsr_expert_weight_bytes(node, bounds.tokens, r, bounds.dtype) +
-           (rows > low ? rows : low);
+    return tsr_expert_taken_bytes(node, bounds.tokens, r, bounds.dtype) + (rows > low ? rows : low);
 }
 
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,

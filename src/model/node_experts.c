@@ -2,10 +2,10 @@
  * node_experts.c: the frozen weights of all experts with their adapters, times the rows of the tokens that go to each
  * (kernels/grouped_gemm.h).
  *
- * W_e + s B_e A_e is made as NF4 is decoded, in the forward and again in the backward: for some experts at a time, or,
- * without an adapter, as a GPU's kernel multiplies. What is rounded there is rounded in any case. Plain weights and MXFP4 are
- * exact in the compute dtype, and with small updates added they would lose these: what adapters add to a row is then
- * multiplied apart, and comes first.
+ * NF4 and MXFP4 are decoded in the forward and again in the backward: for some experts at a time, or as a GPU's kernel
+ * multiplies. Adapters are never merged, and add no pass over the results: s x A^T, or s dz B, is made first, and is more
+ * summands of the same matmul. The gradients of A and B are sums over the rows of both, of which the backward makes the first
+ * again.
  */
 #include "base/checked.h"
 #include "model/expert_parts.h"
@@ -22,13 +22,16 @@ static int64_t group_of(const tsr_node *node, tsr_dtype dtype)
     return group < spec->experts ? group : spec->experts;
 }
 
-uint64_t tsr_expert_weight_bytes(const tsr_node *node, int64_t tokens, uint64_t r, tsr_dtype dtype)
+static uint64_t weight_bytes(const tsr_node *node, tsr_dtype dtype)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
     uint64_t one = (uint64_t)spec->out * (uint64_t)spec->in * tsr_dtype_bytes(dtype);
-    uint64_t low = tsr_expert_rows_bytes(node, tokens, (int64_t)r, dtype);
-    uint64_t weights = tsr_align_up((uint64_t)group_of(node, dtype) * one, TSR_ALIGNMENT);
-    return weights > low ? weights : low;
+    return tsr_align_up((uint64_t)group_of(node, dtype) * one, TSR_ALIGNMENT);
+}
+
+uint64_t tsr_expert_taken_bytes(const tsr_node *node, int64_t tokens, uint64_t r, tsr_dtype dtype)
+{
+    return weight_bytes(node, dtype) + tsr_expert_rows_bytes(node, tokens, (int64_t)r, dtype);
 }
 
 uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width, tsr_dtype dtype)
@@ -42,7 +45,7 @@ tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node
     const tsr_experts_spec *spec = &node->spec.experts;
     const tsr_expert_stack *stack = &pass->stack[node->weight[0]];
     const tsr_linear_context *context = pass->context;
-    uint64_t taken = tsr_expert_weight_bytes(node, context->tokens, stack->r, context->dtype);
+    uint64_t taken = tsr_expert_taken_bytes(node, context->tokens, stack->r, context->dtype);
     return (tsr_expert_work){.pass = pass,
                              .node = node,
                              .shape = &pass->block->stack[node->weight[0]],
@@ -50,8 +53,8 @@ tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node
                              .routes = tsr_routes_at(pass->value[routes], pass->context->tokens,
                                                      spec->chosen, spec->experts),
                              .group = group_of(node, pass->context->dtype),
-                             .rest = (char *)pass->workspace + taken,
-                             .rest_bytes = pass->workspace_bytes - taken};
+                             .low = (char *)pass->workspace + weight_bytes(node, context->dtype),
+                             .rest = (char *)pass->workspace + taken};
 }
 
 tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *w, bool gather)
@@ -61,12 +64,6 @@ tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *w, bool gather)
                              .most = w->pass->context->tokens * w->node->spec.experts.chosen,
                              .k = w->node->spec.experts.chosen,
                              .experts = w->node->spec.experts.experts};
-}
-
-/* Whether what the adapters add is multiplied apart. */
-static bool is_apart(const tsr_expert_stack *s)
-{
-    return s->r && (!s->codes || s->mxfp4);
 }
 
 /* The weights of MXFP4, which are exact in any dtype. */
@@ -97,13 +94,9 @@ static tsr_expert_weight_args stored_of(const tsr_expert_work *w)
                                     .nested_map = s->nested_map,
                                     .offset = s->offset,
                                     .level = s->level,
-                                    .a = s->a,
-                                    .b = s->b,
                                     .parts = w->shape->parts,
                                     .rows = (int64_t)w->shape->out,
                                     .columns = (int64_t)w->shape->in,
-                                    .r = is_apart(s) ? 0 : (int64_t)s->r,
-                                    .scale = (float)s->scale,
                                     .format = s->codes ? TSR_EXPERTS_NF4 : TSR_EXPERTS_PLAIN,
                                     .nested = s->codes && s->nested,
                                     .dtype = w->pass->context->dtype};
@@ -129,68 +122,74 @@ static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args
     return TSR_OK;
 }
 
-/* z = scale x A^T B^T, backward scale x B A: in two products, the first where weights are decoded afterwards. */
-static tsr_status multiply_adapters(const tsr_expert_work *w, const tsr_grouped_gemm_args *base)
+static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, bool gather,
+                           bool backward)
 {
     const tsr_linear_context *context = w->pass->context;
     const tsr_expert_stack *s = w->stack;
-    int64_t r = (int64_t)s->r;
-    tsr_grouped_gemm_args low = {.z = w->pass->workspace,
-                                 .x = base->x,
-                                 .w = base->backward ? s->b : s->a,
-                                 .rows = base->rows,
-                                 .count = base->count,
-                                 .out = base->backward ? base->out : r,
-                                 .in = base->backward ? r : base->in,
-                                 .backward = base->backward,
-                                 .scale = (float)s->scale,
-                                 .dtype = base->dtype};
-    tsr_grouped_gemm_args high = {.z = base->z,
-                                  .x = w->pass->workspace,
-                                  .w = base->backward ? s->a : s->b,
-                                  .rows = tsr_expert_rows_of(w, false),
-                                  .count = base->count,
-                                  .out = base->backward ? r : base->out,
-                                  .in = base->backward ? base->in : r,
-                                  .backward = base->backward,
-                                  .dtype = base->dtype};
-    TSR_TRY(context->kernels->grouped_gemm(context->stream, &low));
-    return context->kernels->grouped_gemm(context->stream, &high);
-}
-
-tsr_status tsr_expert_multiply(const tsr_expert_work *w, void *z, const void *x, bool gather,
-                               bool backward)
-{
-    const tsr_linear_context *context = w->pass->context;
     tsr_grouped_gemm_args args = {.z = z,
                                   .x = x,
                                   .w = plain_of(w),
                                   .stored = stored_of(w),
                                   .scratch = w->pass->workspace,
                                   .held = w->group,
-                                  .bias = backward ? (tsr_frozen){NULL, TSR_F32} : w->stack->bias,
+                                  .low = w->low,
+                                  .factor = backward ? s->a : s->b,
+                                  .r = (int64_t)s->r,
+                                  .bias = backward ? (tsr_frozen){NULL, TSR_F32} : s->bias,
                                   .rows = tsr_expert_rows_of(w, gather),
                                   .out = (int64_t)w->shape->out,
                                   .in = (int64_t)w->shape->in,
                                   .backward = backward,
-                                  .add = is_apart(w->stack),
                                   .dtype = context->dtype};
     args.count = args.rows.experts;
-    if (args.add)
-        TSR_TRY(multiply_adapters(w, &args));
-    if (w->stack->mxfp4)
+    if (s->mxfp4)
         return multiply_mxfp4(w, &args);
     return context->kernels->grouped_gemm(context->stream, &args);
 }
 
+/* s x A^T; backward s dz B. */
+static tsr_expert_low_rank_args low_of(const tsr_expert_work *w, const void *x, bool gather,
+                                       bool backward)
+{
+    return (tsr_expert_low_rank_args){.x = x,
+                                      .factor = backward ? w->stack->b : w->stack->a,
+                                      .rows = tsr_expert_rows_of(w, true),
+                                      .width = (int64_t)(backward ? w->shape->out : w->shape->in),
+                                      .r = (int64_t)w->stack->r,
+                                      .scale = (float)w->stack->scale,
+                                      .in_order = !gather,
+                                      .by_column = backward,
+                                      .dtype = w->pass->context->dtype};
+}
+
+static tsr_status make_low(const tsr_expert_work *w, const tsr_expert_low_rank_args *args)
+{
+    const tsr_linear_context *context = w->pass->context;
+    return context->kernels->expert_low_rank(context->stream, args);
+}
+
+tsr_status tsr_expert_forward(const tsr_expert_work *w, void *z, const void *x, bool gather)
+{
+    tsr_expert_low_rank_args low = low_of(w, x, gather, false);
+    low.low = w->low;
+    if (w->stack->r)
+        TSR_TRY(make_low(w, &low));
+    return multiply(w, z, x, gather, false);
+}
+
+tsr_status tsr_expert_backward(const tsr_expert_work *w, void *dx, const void *dz, bool gather)
+{
+    return multiply(w, dx, dz, gather, true);
+}
+
 uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *traits,
-                              tsr_attention_bounds bounds)
+                              tsr_attention_bounds bounds, int count)
 {
     uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
-    if (!r || !bounds.train)
+    if (!bounds.train)
         return 0;
-    return tsr_expert_low_rank_backward_bytes(
-        bounds.dtype, bounds.tokens * node->spec.experts.chosen, (int64_t)r);
+    return (uint64_t)count * tsr_expert_rows_bytes(node, bounds.tokens, (int64_t)r, bounds.dtype);
 }
 
 tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, const void *dz,
@@ -198,24 +197,32 @@ tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, const vo
 {
     const tsr_layer_gradients *gradients =
         &w->pass->gradients[tsr_stack_weight(w->node->weight[0])];
-    return w->pass->context->kernels->expert_low_rank_backward(
-        w->pass->context->stream,
-        &(tsr_expert_low_rank_backward_args){.x = x,
-                                             .dz = dz,
-                                             .a = w->stack->a,
-                                             .b = w->stack->b,
-                                             .da = gradients->a,
-                                             .db = gradients->b,
-                                             .scratch = w->rest,
-                                             .scratch_bytes = w->rest_bytes,
-                                             .p = p,
-                                             .rows = tsr_expert_rows_of(w, true),
-                                             .out = (int64_t)w->shape->out,
-                                             .in = (int64_t)w->shape->in,
-                                             .r = (int64_t)w->stack->r,
-                                             .scale = (float)w->stack->scale,
-                                             .spread = p != NULL,
-                                             .dtype = w->pass->context->dtype});
+    const tsr_linear_context *context = w->pass->context;
+    uint64_t each =
+        tsr_expert_rows_bytes(w->node, context->tokens, (int64_t)w->stack->r, context->dtype);
+    void *low = w->rest, *d_low = p ? w->rest + each : w->low;
+    tsr_expert_low_rank_args of_x = low_of(w, x, !p, false), of_dz = low_of(w, dz, p, true);
+    of_x.p = of_dz.p = p;
+    of_dz.low = w->low;
+    if (p)
+        of_x.weighted = low, of_dz.weighted = d_low;
+    else
+        of_x.low = low;
+    TSR_TRY(make_low(w, &of_x));
+    TSR_TRY(make_low(w, &of_dz));
+    return context->kernels->expert_low_rank_backward(
+        context->stream, &(tsr_expert_low_rank_backward_args){.x = x,
+                                                              .dz = dz,
+                                                              .low = low,
+                                                              .d_low = d_low,
+                                                              .da = gradients->a,
+                                                              .db = gradients->b,
+                                                              .rows = tsr_expert_rows_of(w, true),
+                                                              .out = (int64_t)w->shape->out,
+                                                              .in = (int64_t)w->shape->in,
+                                                              .r = (int64_t)w->stack->r,
+                                                              .spread = p != NULL,
+                                                              .dtype = context->dtype});
 }
 
 /* ---- gate and up ---- */
@@ -224,8 +231,8 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     tsr_expert_work work = tsr_expert_work_begin(p, node, node->in[TSR_EXPERTS_ROUTES]);
-    return tsr_expert_multiply(&work, p->value[node->out[0]], p->value[node->in[TSR_EXPERTS_X]],
-                               true, false);
+    return tsr_expert_forward(&work, p->value[node->out[0]], p->value[node->in[TSR_EXPERTS_X]],
+                              true);
 }
 
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
@@ -237,7 +244,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
         TSR_TRY(tsr_expert_adapters(&work, p->value[node->in[TSR_EXPERTS_X]], dz, NULL));
     if (!(step->inputs & 1u << TSR_EXPERTS_X))
         return TSR_OK;
-    TSR_TRY(tsr_expert_multiply(&work, work.rest, dz, false, true));
+    TSR_TRY(tsr_expert_backward(&work, work.rest, dz, false));
     return p->context->kernels->combine(
         p->context->stream, &(tsr_combine_args){.y = p->gradient[node->in[TSR_EXPERTS_X]],
                                                 .z = work.rest,
@@ -263,40 +270,32 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
 {
     const tsr_experts_spec *spec = &node->spec.experts;
     uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->in, bounds.dtype);
-    uint64_t low = tsr_expert_low_bytes(node, traits, bounds);
-    (void)kernels;
+    uint64_t low = tsr_expert_low_bytes(node, traits, bounds, 1);
     uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
-    return tsr_expert_weight_bytes(node, bounds.tokens, r, bounds.dtype) + (!bounds.train ? 0
-                                                                            : rows > low  ? rows
-                                                                                          : low);
+    (void)kernels;
+    return tsr_expert_taken_bytes(node, bounds.tokens, r, bounds.dtype) + (!bounds.train ? 0
+                                                                           : rows > low  ? rows
+                                                                                         : low);
 }
 
 /* ---- cost ---- */
 
-static void cost_adapters(const tsr_costing *c, const tsr_node *node, double rows, double r)
+/* What adapters add beside the summands of the base's matmul: low of x, or of dz; backward also that of x again, and the
+ * sums of their gradients. */
+static void cost_adapters(const tsr_costing *c, const tsr_node *node, double rows, bool back)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    double in = (double)spec->in, out = (double)spec->out;
-    const tsr_work_amount work = {4 * rows * r * (in + out), c->layer->element * rows * (in + out)};
-    tsr_cost_both(c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, work, work);
-}
-
-/* What adapters add one way: at least their products; here as the weights are decoded, or apart, where the first reads a row and
- * the second writes one that the base's adds to. */
-static void cost_product(const tsr_costing *c, const tsr_node *node, double rows, bool back)
-{
-    const tsr_experts_spec *spec = &node->spec.experts;
-    const tsr_work_stack *stack = &c->layer->stack[node->weight[0]];
-    double in = (double)spec->in, out = (double)spec->out;
-    const tsr_work_term term = back ? TSR_WORK_ADAPTERS_BACKWARD : TSR_WORK_ADAPTERS_FORWARD;
-    const tsr_work_amount least = {2 * rows * stack->r * (in + out), 0};
-    const tsr_work_amount apart = {least.flops,
-                                   c->layer->element * rows * (back ? out + 2 * in : in + 2 * out)};
-    if (stack->nf4)
-        tsr_cost_both(c, term, TSR_WORK_MERGED, least,
-                      (tsr_work_amount){2 * spec->experts * in * out * stack->r, 0});
+    double in = (double)spec->in, out = (double)spec->out, element = c->layer->element;
+    double r = c->layer->stack[node->weight[0]].r;
+    if (!back)
+        tsr_cost_both(c, TSR_WORK_ADAPTERS_FORWARD, TSR_WORK_NARROW,
+                      (tsr_work_amount){2 * rows * r * in, 0},
+                      (tsr_work_amount){2 * rows * r * in, element * rows * in});
     else
-        tsr_cost_both(c, term, TSR_WORK_NARROW, least, apart);
+        tsr_cost_both(
+            c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW,
+            (tsr_work_amount){2 * rows * r * (in + 2 * out), element * rows * (in + out)},
+            (tsr_work_amount){4 * rows * r * (in + out), 2 * element * rows * (in + out)});
 }
 
 void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind pass, bool dx)
@@ -307,11 +306,12 @@ void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind 
     double weight = (double)spec->in * (double)spec->out;
     bool back = pass == TSR_PASS_BACKWARD;
     const tsr_work_stack *stack = &c->layer->stack[node->weight[0]];
-    if (back && stack->r > 0)
-        cost_adapters(c, node, rows, stack->r);
+    if (stack->r > 0)
+        cost_adapters(c, node, rows, back);
     if (back && !dx)
         return;
-    const tsr_work_amount work = {2 * rows * weight,
+    double summands = weight + stack->r * (double)(back ? spec->in : spec->out);
+    const tsr_work_amount work = {2 * rows * summands,
                                   c->layer->element *
                                       (rows * (double)(spec->in + spec->out) + active * weight)};
     const tsr_work_amount least = {0, active * weight * (NF4_BYTES + c->layer->element)};
@@ -320,8 +320,6 @@ void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind 
                   work, work);
     if (stack->nf4)
         tsr_cost_both(c, TSR_WORK_NF4, TSR_WORK_DECODE, least, here);
-    if (stack->r > 0)
-        cost_product(c, node, rows, back);
 }
 
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,

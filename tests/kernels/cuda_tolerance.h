@@ -20,8 +20,6 @@ static const cuda_tolerance tolerance_merge = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_low_rank = {2e-6, 5e-5}; /* bf16: the sums, in tensor cores */
 static const cuda_tolerance tolerance_grouped = {2e-6,
                                                  5e-5}; /* beside the rounding of each element */
-/* low and d_low are rounded on the way. */
-static const cuda_tolerance tolerance_expert_low_rank = {2e-6, 5e-3};
 static const cuda_tolerance tolerance_rms_norm = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_rope = {2e-6, 4e-3};
 static const cuda_tolerance tolerance_swiglu = {2e-6, 4e-3};

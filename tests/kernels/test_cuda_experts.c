@@ -1,5 +1,5 @@
 /*
- * test_cuda_experts.c: expert_weight and expert_low_rank_backward on a GPU: against the C references, and an
+ * test_cuda_experts.c: expert_weight, expert_low_rank and its backward on a GPU: against the C references, and an
  * expert's weight bit by bit as nf4_merge and nf4_dequant make it there. With the argument "time", how fast
  * they are for a mixture of 128 experts.
  */
@@ -155,7 +155,7 @@ static void plain_experts_match(void **state)
         }
 }
 
-/* ---- expert_low_rank_backward ---- */
+/* ---- expert_low_rank and expert_low_rank_backward ---- */
 
 typedef struct {
     int64_t tokens, k, experts, out, in, r;
@@ -170,8 +170,6 @@ static void run_twice(const tsr_expert_low_rank_backward_args *args, output da, 
     for (int i = 0; i < 2; i++) {
         RUN(tsr_stream_fill(rig.stream, da.device, 0xff, bytes[0]));
         RUN(tsr_stream_fill(rig.stream, db.device, 0xff, bytes[1]));
-        if (args->scratch)
-            RUN(tsr_stream_fill(rig.stream, args->scratch, 0xff, args->scratch_bytes));
         RUN(rig.kernels->expert_low_rank_backward(rig.stream, args));
         cuda_read(got[i], da.device, bytes[0]);
         cuda_read(got[i] + bytes[0], db.device, bytes[1]);
@@ -180,61 +178,103 @@ static void run_twice(const tsr_expert_low_rank_backward_args *args, output da, 
     free(got[0]), free(got[1]);
 }
 
-enum { IN_ORDER, X_GATHERED, SPREAD, SPREAD_P, LOW_WAYS };
+enum { IN_ORDER, X_GATHERED, SPREAD, LOW_WAYS };
 
+static void name_low(char out[160], const low_shape *s, int way, tsr_dtype dtype)
+{
+    snprintf(out, 160, "%lld x %lld rows of %lld experts, %s, %lld x %lld, r %lld, way %d, %s",
+             (long long)s->tokens, (long long)s->k, (long long)s->experts,
+             expert_load_name[s->load], (long long)s->out, (long long)s->in, (long long)s->r, way,
+             tsr_dtype_name(dtype));
+}
+
+static void one_sum(const low_shape *s, int way, tsr_dtype dtype)
+{
+    if (!cuda_turn())
+        return;
+    expert_case c = new_expert_case(s->tokens, s->k, s->experts, s->load);
+    bool gather = way == X_GATHERED, spread = way == SPREAD;
+    int64_t most = c.rows.most, da_count = s->experts * s->r * s->in;
+    int64_t db_count = s->experts * s->out * s->r;
+    input x = random_input((gather ? s->tokens : most) * s->in, 1, 1, dtype);
+    input dz = random_input((spread ? s->tokens : most) * s->out, 2, 1, dtype);
+    input low = random_input(most * s->r, 3, 1, dtype),
+          d_low = random_input(most * s->r, 4, 1, dtype);
+    output da = blank(da_count, TSR_F32), db = blank(db_count, TSR_F32);
+    tsr_expert_low_rank_backward_args ref = {.x = x.host,
+                                             .dz = dz.host,
+                                             .low = low.host,
+                                             .d_low = d_low.host,
+                                             .da = want_of(da_count),
+                                             .db = want_of(db_count),
+                                             .rows = host_rows(&c, way != IN_ORDER),
+                                             .out = s->out,
+                                             .in = s->in,
+                                             .r = s->r,
+                                             .spread = spread};
+    tsr_expert_low_rank_backward_args args = ref;
+    args.x = x.device, args.dz = dz.device, args.low = low.device, args.d_low = d_low.device;
+    args.da = da.device, args.db = db.device, args.rows = device_rows(&c, way != IN_ORDER);
+    args.dtype = dtype;
+    char what[160];
+    name_low(what, s, way, dtype);
+    RUN(tsr_expert_low_rank_backward_ref(&ref, rig.pool));
+    run_twice(&args, da, db);
+    double tolerance = tolerance_of(tolerance_low_rank, dtype);
+    expect(what, da, ref.da, tolerance);
+    expect(what, db, ref.db, tolerance);
+    free_expert_case(&c);
+    end_case();
+}
+
+/* Of s->in columns: by row or by column, of rows in order or gathered, one of the results or both. */
 static void one_low(const low_shape *s, int way, tsr_dtype dtype)
 {
     if (!cuda_turn())
         return;
     expert_case c = new_expert_case(s->tokens, s->k, s->experts, s->load);
-    bool gather = way == X_GATHERED, spread = way >= SPREAD;
-    int64_t most = c.rows.most, da_count = s->experts * s->r * s->in;
-    int64_t db_count = s->experts * s->out * s->r;
+    bool gather = way & 1, by_column = way & 2;
+    int results = 1 + way / 4;
+    int64_t most = c.rows.most, count = most * s->r;
     input x = random_input((gather ? s->tokens : most) * s->in, 1, 1, dtype);
-    input dz = random_input((spread ? s->tokens : most) * s->out, 2, 1, dtype);
-    input p = random_input(most, 5, 1, TSR_F32);
-    input a = random_input(da_count, 3, 1, dtype), b = random_input(db_count, 4, 1, dtype);
-    output da = blank(da_count, TSR_F32), db = blank(db_count, TSR_F32);
-    uint64_t bytes = tsr_expert_low_rank_backward_bytes(TSR_F32, most, s->r);
-    tsr_expert_low_rank_backward_args ref = {.x = x.host,
-                                             .dz = dz.host,
-                                             .a = a.host,
-                                             .b = b.host,
-                                             .da = want_of(da_count),
-                                             .db = want_of(db_count),
-                                             .scratch = malloc(bytes + 16),
-                                             .scratch_bytes = bytes,
-                                             .p = way == SPREAD_P ? p.host : NULL,
-                                             .rows = host_rows(&c, way != IN_ORDER),
-                                             .out = s->out,
-                                             .in = s->in,
-                                             .r = s->r,
-                                             .scale = 1.75f,
-                                             .spread = spread};
-    tsr_expert_low_rank_backward_args args = ref;
-    args.x = x.device, args.dz = dz.device, args.a = a.device, args.b = b.device;
-    args.da = da.device, args.db = db.device, args.rows = device_rows(&c, way != IN_ORDER);
-    args.p = way == SPREAD_P ? p.device : NULL;
+    input factor = random_input(s->experts * s->r * s->in, 2, 1, dtype);
+    input p = random_input(most, 3, 1, TSR_F32);
+    input old = random_input(count, 4, 1, dtype), older = random_input(count, 5, 1, dtype);
+    output low = over(old, count, dtype), weighted = over(older, count, dtype);
+    tsr_expert_low_rank_args ref = {.low = results & 1 ? copy_of(old.host, count) : NULL,
+                                    .weighted = results & 2 ? copy_of(older.host, count) : NULL,
+                                    .x = x.host,
+                                    .factor = factor.host,
+                                    .p = p.host,
+                                    .rows = host_rows(&c, true),
+                                    .width = s->in,
+                                    .r = s->r,
+                                    .scale = 1.75f,
+                                    .in_order = !gather,
+                                    .by_column = by_column};
+    tsr_expert_low_rank_args args = ref;
+    args.low = results & 1 ? low.device : NULL;
+    args.weighted = results & 2 ? weighted.device : NULL;
+    args.x = x.device, args.factor = factor.device, args.p = p.device;
+    args.rows = device_rows(&c, true);
     args.dtype = dtype;
-    args.scratch_bytes = tsr_expert_low_rank_backward_bytes(dtype, most, s->r);
-    uint8_t *scratch = cuda_copy(NULL, args.scratch_bytes + PAD);
-    args.scratch = scratch;
     char what[160];
-    snprintf(what, sizeof what, "%lld x %lld rows of %lld experts, %s, %lld x %lld, r %lld%s",
-             (long long)s->tokens, (long long)s->k, (long long)s->experts,
-             expert_load_name[s->load], (long long)s->out, (long long)s->in, (long long)s->r,
-             way == IN_ORDER     ? ""
-             : way == X_GATHERED ? ", gathered"
-                                 : ", spread");
-    RUN(tsr_expert_low_rank_backward_ref(&ref, rig.pool));
-    run_twice(&args, da, db);
-    double tolerance = tolerance_of(tolerance_expert_low_rank, dtype);
-    expect(what, da, ref.da, tolerance);
-    expect(what, db, ref.db, tolerance);
-    expect_untouched(what, scratch + args.scratch_bytes, PAD);
-    free(ref.scratch);
+    name_low(what, s, way, dtype);
+    RUN(tsr_expert_low_rank_ref(&ref, rig.pool));
+    RUN(rig.kernels->expert_low_rank(rig.stream, &args));
+    expect(what, low, results & 1 ? ref.low : old.host, tolerance_of(tolerance_grouped, dtype));
+    expect(what, weighted, results & 2 ? ref.weighted : older.host,
+           tolerance_of(tolerance_grouped, dtype));
     free_expert_case(&c);
     end_case();
+}
+
+static void every_low(const low_shape *s, tsr_dtype dtype)
+{
+    for (int way = 0; way < LOW_WAYS; way++)
+        one_sum(s, way, dtype);
+    for (int way = 0; way < 12; way++)
+        one_low(s, way, dtype);
 }
 
 static void low_ranks_match(void **state)
@@ -248,14 +288,11 @@ static void low_ranks_match(void **state)
         {50, 2, 6, 131, 33, 3, LOAD_ZIPF},    {129, 1, 1, 64, 64, 32, LOAD_EVEN},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int way = 0; way < LOW_WAYS; way++) {
-            for (int k = 0; k < 3; k++)
-                one_low(&shapes[i], way, all_dtypes[k]);
-            shift = 1; /* off the alignment */
-            if (i == 1)
-                one_low(&shapes[i], way, TSR_BF16);
-            shift = 0;
-        }
+        for (int k = 0; k < 3; k++)
+            every_low(&shapes[i], all_dtypes[k]);
+    shift = 1; /* off the alignment */
+    every_low(&shapes[1], TSR_BF16);
+    shift = 0;
 }
 
 static void low_ranks_of_a_model(void **state)
@@ -265,8 +302,7 @@ static void low_ranks_of_a_model(void **state)
                                       {2048, 8, 128, 2048, 768, 8, LOAD_EVEN},
                                       {1024, 4, 300, 256, 128, 32, LOAD_HOLES}};
     for (size_t i = 0; i < sizeof large / sizeof *large; i++)
-        for (int way = 0; way < LOW_WAYS; way++)
-            one_low(&large[i], way, TSR_BF16);
+        every_low(&large[i], TSR_BF16);
 }
 
 /* ---- time ---- */
@@ -279,6 +315,11 @@ static void call_weight(void *context)
 }
 
 static void call_low(void *context)
+{
+    RUN(rig.kernels->expert_low_rank(rig.stream, context));
+}
+
+static void call_sums(void *context)
 {
     RUN(rig.kernels->expert_low_rank_backward(rig.stream, context));
 }
@@ -313,30 +354,51 @@ static void weight_time(const char *name, int64_t experts, int64_t parts, int64_
     cuda_free_all();
 }
 
-static void low_time(const char *name, int64_t out, int64_t in, int64_t r, bool gather,
+static void low_time(const char *name, int64_t width, int64_t r, bool gather, bool by_column,
+                     expert_load load)
+{
+    const int64_t tokens = 8192, k = 8, experts = 128;
+    expert_case c = new_expert_case(tokens, k, experts, load);
+    int64_t most = c.rows.most;
+    tsr_expert_low_rank_args args = {.low = random_array(most * r, TSR_BF16),
+                                     .x = random_array((gather ? tokens : most) * width, TSR_BF16),
+                                     .factor = random_array(experts * r * width, TSR_BF16),
+                                     .rows = device_rows(&c, true),
+                                     .width = width,
+                                     .r = r,
+                                     .scale = 1,
+                                     .in_order = !gather,
+                                     .by_column = by_column,
+                                     .dtype = TSR_BF16};
+    double ms = median_ms(call_low, &args, TIMES);
+    printf("%-26s %-5s r %2d %8.3f ms %7.0f GB/s of rows\n", name, expert_load_name[load], (int)r,
+           ms, 1e-6 * 2.0 * (double)(most * width) / ms);
+    free_expert_case(&c);
+    cuda_free_all();
+}
+
+static void sum_time(const char *name, int64_t out, int64_t in, int64_t r, bool spread,
                      expert_load load)
 {
     const int64_t tokens = 8192, k = 8, experts = 128;
     expert_case c = new_expert_case(tokens, k, experts, load);
     int64_t most = c.rows.most;
     tsr_expert_low_rank_backward_args args = {
-        .x = random_array((gather ? tokens : most) * in, TSR_BF16),
-        .dz = random_array(most * out, TSR_BF16),
-        .a = random_array(experts * r * in, TSR_BF16),
-        .b = random_array(experts * r * out, TSR_BF16),
+        .x = random_array((spread ? most : tokens) * in, TSR_BF16),
+        .dz = random_array((spread ? tokens : most) * out, TSR_BF16),
+        .low = random_array(most * r, TSR_BF16),
+        .d_low = random_array(most * r, TSR_BF16),
         .da = random_array(experts * r * in, TSR_F32),
         .db = random_array(experts * r * out, TSR_F32),
-        .rows = device_rows(&c, gather),
-        .scratch_bytes = tsr_expert_low_rank_backward_bytes(TSR_BF16, most, r),
+        .rows = device_rows(&c, true),
         .out = out,
         .in = in,
         .r = r,
-        .scale = 1,
+        .spread = spread,
         .dtype = TSR_BF16};
-    args.scratch = cuda_copy(NULL, args.scratch_bytes);
-    double ms = median_ms(call_low, &args, TIMES);
-    printf("%-26s %-5s r %2d %8.3f ms %7.0f GB/s of x and dz twice\n", name, expert_load_name[load],
-           (int)r, ms, 1e-6 * 4.0 * (double)(most * (out + in)) / ms);
+    double ms = median_ms(call_sums, &args, TIMES);
+    printf("%-26s %-5s r %2d %8.3f ms %7.0f GB/s of x and dz\n", name, expert_load_name[load],
+           (int)r, ms, 1e-6 * 2.0 * (double)(most * (out + in)) / ms);
     free_expert_case(&c);
     cuda_free_all();
 }
@@ -350,8 +412,12 @@ static void all_times(void)
     weight_time("gate_up 8 x 28672 x 4096", 8, 2, 28672, 4096, 16);
     for (int load = LOAD_EVEN; load <= LOAD_ZIPF; load++)
         for (int r = 8; r <= 32; r *= 2) {
-            low_time("gate_up, x gathered", 1536, 2048, r, true, load);
-            low_time("down", 2048, 768, r, false, load);
+            low_time("gate_up, x gathered", 2048, r, true, false, load);
+            low_time("gate_up, dz", 1536, r, false, true, load);
+            low_time("down, x", 768, r, false, false, load);
+            low_time("down, dy gathered", 2048, r, true, true, load);
+            sum_time("gate_up", 1536, 2048, r, false, load);
+            sum_time("down", 2048, 768, r, true, load);
         }
 }
 

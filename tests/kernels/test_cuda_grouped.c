@@ -11,10 +11,11 @@
 typedef struct {
     int64_t tokens, k, experts, out, in, first, count;
     expert_load load;
+    int64_t r; /* with LOW */
 } shape;
 
 /* Bits of a way. */
-enum { BACKWARD = 1, GATHER = 2, ADD = 4, BIAS_F32 = 8, BIAS_BF16 = 16, WAYS = 32 };
+enum { BACKWARD = 1, GATHER = 2, LOW = 4, BIAS_F32 = 8, BIAS_BF16 = 16, WAYS = 32 };
 
 static bool is_way(int way)
 {
@@ -25,10 +26,10 @@ static bool is_way(int way)
 static void name_case(char out[160], const shape *s, int way, tsr_dtype dtype)
 {
     snprintf(out, 160,
-             "%lld x %lld rows of %lld experts, %s, [%lld, +%lld), %lld x %lld, way %d, %s",
+             "%lld x %lld rows of %lld experts, %s, [%lld, +%lld), %lld x %lld, r %lld, way %d, %s",
              (long long)s->tokens, (long long)s->k, (long long)s->experts,
              expert_load_name[s->load], (long long)s->first, (long long)s->count, (long long)s->out,
-             (long long)s->in, way, tsr_dtype_name(dtype));
+             (long long)s->in, way & LOW ? (long long)s->r : 0, way, tsr_dtype_name(dtype));
 }
 
 /* Rows of no expert of the range have the bits that they had. */
@@ -59,6 +60,8 @@ static void one_case(const shape *s, int way, tsr_dtype dtype)
     input x = random_input(x_rows * inner, 1, 1, dtype);
     input w = random_input(s->count * s->out * s->in, 2, 1, dtype);
     input bias = random_input(s->experts * s->out, 3, 1, bias_dtype);
+    input low = random_input(most * s->r, 5, 1, dtype);
+    input factor = random_input(s->experts * s->r * outer, 6, 1, dtype);
     input old = random_input(most * outer, 4, 1, dtype);
     input before = random_input(most * outer, 4, 1, dtype);
     output z = over(old, most * outer, dtype);
@@ -70,12 +73,14 @@ static void one_case(const shape *s, int way, tsr_dtype dtype)
                                  .count = s->count,
                                  .out = s->out,
                                  .in = s->in,
-                                 .backward = backward,
-                                 .add = way & ADD,
-                                 .scale = way & ADD ? 1.5f : 0};
+                                 .low = low.host,
+                                 .factor = factor.host,
+                                 .r = way & LOW ? s->r : 0,
+                                 .backward = backward};
     tsr_grouped_gemm_args args = ref;
     args.rows = device_rows(&c, gather);
     args.z = z.device, args.x = x.device, args.w = w.device;
+    args.low = low.device, args.factor = factor.device;
     args.dtype = dtype;
     if (way & (BIAS_F32 | BIAS_BF16)) {
         ref.bias = on_host(bias);
@@ -92,20 +97,28 @@ static void one_case(const shape *s, int way, tsr_dtype dtype)
 }
 
 static const shape small[] = {
-    {1, 1, 1, 8, 8, 0, 1, LOAD_EVEN},         {7, 2, 5, 40, 72, 0, 5, LOAD_EVEN},
-    {90, 4, 9, 264, 136, 0, 9, LOAD_ZIPF},    {90, 4, 9, 136, 264, 2, 4, LOAD_ZIPF},
-    {130, 3, 6, 24, 64, 0, 6, LOAD_ONE},      {130, 3, 6, 512, 520, 4, 1, LOAD_ONE},
-    {200, 2, 10, 320, 8, 1, 9, LOAD_HOLES},   {300, 4, 7, 256, 192, 0, 7, LOAD_DROPPED},
-    {0, 2, 4, 8, 8, 0, 4, LOAD_EVEN},         {9, 2, 4, 8, 8, 2, 0, LOAD_EVEN},
-    {64, 1, 1, 256, 64, 0, 1, LOAD_EVEN},     {65, 1, 1, 256, 128, 0, 1, LOAD_EVEN},
-    {128, 1, 1, 512, 256, 0, 1, LOAD_EVEN},   {129, 1, 1, 264, 320, 0, 1, LOAD_EVEN},
-    {200, 4, 10, 16, 264, 0, 10, LOAD_HOLES}, {200, 4, 10, 264, 16, 0, 10, LOAD_ZIPF}, /* ranks */
+    {1, 1, 1, 8, 8, 0, 1, LOAD_EVEN, 8},
+    {7, 2, 5, 40, 72, 0, 5, LOAD_EVEN, 16},
+    {90, 4, 9, 264, 136, 0, 9, LOAD_ZIPF, 24},
+    {90, 4, 9, 136, 264, 2, 4, LOAD_ZIPF, 32},
+    {130, 3, 6, 24, 64, 0, 6, LOAD_ONE, 40},
+    {130, 3, 6, 512, 520, 4, 1, LOAD_ONE, 48},
+    {200, 2, 10, 320, 8, 1, 9, LOAD_HOLES, 56},
+    {300, 4, 7, 256, 192, 0, 7, LOAD_DROPPED, 64},
+    {0, 2, 4, 8, 8, 0, 4, LOAD_EVEN, 72},
+    {9, 2, 4, 8, 8, 2, 0, LOAD_EVEN, 128},
+    {64, 1, 1, 256, 64, 0, 1, LOAD_EVEN, 16},
+    {65, 1, 1, 256, 128, 0, 1, LOAD_EVEN, 8},
+    {128, 1, 1, 512, 256, 0, 1, LOAD_EVEN, 80},
+    {129, 1, 1, 264, 320, 0, 1, LOAD_EVEN, 16},
+    {200, 4, 10, 16, 264, 0, 10, LOAD_HOLES, 32},
+    {200, 4, 10, 264, 16, 0, 10, LOAD_ZIPF, 24}, /* ranks */
 };
 
 static const shape ragged[] = {
-    {7, 2, 5, 33, 71, 0, 5, LOAD_EVEN},
-    {90, 4, 9, 65, 129, 2, 6, LOAD_ZIPF},
-    {70, 3, 6, 24, 31, 0, 6, LOAD_HOLES},
+    {7, 2, 5, 33, 71, 0, 5, LOAD_EVEN, 8},
+    {90, 4, 9, 65, 129, 2, 6, LOAD_ZIPF, 3},
+    {70, 3, 6, 24, 31, 0, 6, LOAD_HOLES, 17},
 };
 
 static void all_small(void)
@@ -147,13 +160,16 @@ static void other_shapes_and_dtypes_match(void **state)
 static void large_ones(void)
 {
     static const shape large[] = {
-        {1000, 8, 128, 512, 512, 0, 128, LOAD_ZIPF},   {2048, 8, 64, 1536, 512, 0, 64, LOAD_EVEN},
-        {2048, 4, 16, 2048, 768, 3, 10, LOAD_DROPPED}, {4096, 2, 600, 256, 128, 0, 600, LOAD_HOLES},
-        {3000, 4, 8, 1000, 200, 0, 8, LOAD_ONE},
+        {1000, 8, 128, 512, 512, 0, 128, LOAD_ZIPF, 16},
+        {2048, 8, 64, 1536, 512, 0, 64, LOAD_EVEN, 8},
+        {2048, 4, 16, 2048, 768, 3, 10, LOAD_DROPPED, 64},
+        {4096, 2, 600, 256, 128, 0, 600, LOAD_HOLES, 32},
+        {3000, 4, 8, 1000, 200, 0, 8, LOAD_ONE, 72},
     };
     for (size_t i = 0; i < sizeof large / sizeof *large; i++)
         for (int way = 0; way < WAYS; way++)
-            if (way <= GATHER + BACKWARD || way == BIAS_F32 + ADD)
+            if (way <= GATHER + BACKWARD || way == LOW + BACKWARD ||
+                way == LOW + BACKWARD + GATHER || way == LOW + GATHER + BIAS_F32)
                 one_case(&large[i], way, TSR_BF16);
 }
 
@@ -167,10 +183,12 @@ static void large_shapes_match(void **state)
 /* Rows [37, n) of the only expert, and the same rows of a later expert that has no others. */
 static void a_rows_bits(bool backward, bool gather)
 {
-    const int64_t n = 300, out = 512, in = 320, away = 37, most = n;
+    const int64_t n = 300, out = 512, in = 320, away = 37, most = n, r = 24;
     int64_t outer = backward ? in : out, inner = backward ? out : in;
     input x = random_input(n * inner, 1, 1, TSR_BF16),
           w = random_input(3 * out * in, 2, 1, TSR_BF16);
+    input low = random_input(n * r, 3, 1, TSR_BF16),
+          factor = random_input(r * outer, 4, 1, TSR_BF16);
     int32_t alone[4] = {0, 0, 300, 300}, later[4] = {0, 0, 0, 263}, slot[300], moved[300];
     output z[2] = {blank(n * outer, TSR_BF16), blank(n * outer, TSR_BF16)};
     uint64_t each = (uint64_t)outer * 2;
@@ -190,10 +208,15 @@ static void a_rows_bits(bool backward, bool gather)
                                   .count = 1,
                                   .out = out,
                                   .in = in,
+                                  .low = low.device,
+                                  .factor = (uint16_t *)factor.device - r * outer,
+                                  .r = r,
                                   .backward = backward,
                                   .dtype = TSR_BF16};
     RUN(rig.kernels->grouped_gemm(rig.stream, &args));
     args.z = z[1].device;
+    args.low = (char *)low.device + away * r * 2;
+    args.factor = (uint16_t *)factor.device - 2 * r * outer;
     args.rows.offset = cuda_copy(later, sizeof later);
     args.rows.slot = gather ? cuda_copy(moved, sizeof moved) : NULL;
     args.x = gather ? x.device : (char *)x.device + away * inner * 2;
@@ -251,7 +274,7 @@ static void call_dense(void *context)
 }
 
 static void one_time(const char *name, int64_t tokens, int64_t k, int64_t experts, int64_t out,
-                     int64_t in, int way, expert_load load)
+                     int64_t in, int64_t r, int way, expert_load load)
 {
     expert_case c = new_expert_case(tokens, k, experts, load);
     bool backward = way & BACKWARD;
@@ -264,12 +287,14 @@ static void one_time(const char *name, int64_t tokens, int64_t k, int64_t expert
         .count = experts,
         .out = out,
         .in = in,
+        .low = random_array(most * r, TSR_BF16),
+        .factor = random_array(experts * r * outer, TSR_BF16),
+        .r = r,
         .backward = backward,
-        .add = way & ADD,
         .dtype = TSR_BF16};
     double ms = median_ms(call, &args, TIMES);
-    printf("%-34s %-7s %8.3f ms %7.1f TFLOP/s\n", name, expert_load_name[load], ms,
-           2e-9 * (double)(c.used * out * in) / ms);
+    printf("%-34s r %2lld %-7s %8.3f ms %7.1f TFLOP/s\n", name, (long long)r,
+           expert_load_name[load], ms, 2e-9 * (double)(c.used * out * in) / ms);
     free_expert_case(&c);
     cuda_free_all();
 }
@@ -297,16 +322,18 @@ static void all_times(void)
     const int64_t tokens = 8192, k = 8, experts = 128, h = 2048, i = 768;
     dense_time("gate_up as one matmul", tokens * k, 2 * i, h, false);
     dense_time("down as one matmul", tokens * k, h, i, false);
-    for (int load = LOAD_EVEN; load <= LOAD_ZIPF; load++) {
-        one_time("gate_up", tokens, k, experts, 2 * i, h, 0, load);
-        one_time("gate_up, gathered", tokens, k, experts, 2 * i, h, GATHER, load);
-        one_time("gate_up backward", tokens, k, experts, 2 * i, h, BACKWARD, load);
-        one_time("down", tokens, k, experts, h, i, 0, load);
-        one_time("down backward", tokens, k, experts, h, i, BACKWARD, load);
-        one_time("down backward, gathered", tokens, k, experts, h, i, BACKWARD | GATHER, load);
-    }
-    one_time("8 experts of 14336 x 4096, gathered", 4096, 2, 8, 14336, 4096, GATHER, LOAD_EVEN);
-    one_time("gate_up of 1024 tokens, gathered", 1024, k, experts, 2 * i, h, GATHER, LOAD_EVEN);
+    for (int load = LOAD_EVEN; load <= LOAD_ZIPF; load++)
+        for (int r = 0; r <= 16; r += 16) {
+            one_time("gate_up", tokens, k, experts, 2 * i, h, r, 0, load);
+            one_time("gate_up, gathered", tokens, k, experts, 2 * i, h, r, GATHER, load);
+            one_time("gate_up backward", tokens, k, experts, 2 * i, h, r, BACKWARD, load);
+            one_time("down", tokens, k, experts, h, i, r, 0, load);
+            one_time("down backward", tokens, k, experts, h, i, r, BACKWARD, load);
+            one_time("down backward, gathered", tokens, k, experts, h, i, r, BACKWARD | GATHER,
+                     load);
+        }
+    one_time("8 experts of 14336 x 4096, gathered", 4096, 2, 8, 14336, 4096, 0, GATHER, LOAD_EVEN);
+    one_time("gate_up of 1024 tokens, gathered", 1024, k, experts, 2 * i, h, 0, GATHER, LOAD_EVEN);
 }
 
 static void times(void **state)

@@ -17,7 +17,9 @@ typedef struct {
 } shape;
 
 /* Bits of a way. */
-enum { BACKWARD = 1, GATHER = 2, ADD = 4, WAYS = 8 };
+enum { BACKWARD = 1, GATHER = 2, LOW = 4, WAYS = 8 };
+
+#define RANK 24 /* with LOW */
 
 static void *read_all(const void *device, int64_t bytes)
 {
@@ -27,7 +29,6 @@ static void *read_all(const void *device, int64_t bytes)
     return host;
 }
 
-/* Of the same memory: z as it was, then with what is added. */
 static void one_case(const shape *s, int way, tsr_dtype dtype)
 {
     if (!cuda_turn())
@@ -52,8 +53,10 @@ static void one_case(const shape *s, int way, tsr_dtype dtype)
         .count = w->count,
         .out = w->rows,
         .in = w->columns,
+        .low = random_input(most * RANK, 5, 1, dtype).device,
+        .factor = random_input(w->experts * RANK * outer, 6, 1, dtype).device,
+        .r = way & LOW ? RANK : 0,
         .backward = backward,
-        .add = way & ADD,
         .dtype = dtype};
     RUN(rig.kernels->grouped_gemm(rig.stream, &args));
     d.device.out = cuda_copy(NULL, (uint64_t)(w->count * elements * each));
@@ -117,7 +120,7 @@ static void large_ones(void **state)
         {4096, 2, {8, 1, 512, 768, 0, 0, 8, true}, 3, LOAD_DROPPED}, /* too many rows */
     };
     for (size_t i = 0; i < sizeof large / sizeof *large; i++)
-        for (int way = 0; way < ADD; way++)
+        for (int way = 0; way < WAYS; way++)
             one_case(&large[i], way, TSR_BF16);
 }
 
@@ -130,8 +133,8 @@ static void call(void *context)
     RUN(rig.kernels->grouped_gemm(rig.stream, context));
 }
 
-static void one_time(const char *name, int64_t tokens, int64_t k, const stack *s, int way,
-                     expert_load load)
+static void one_time(const char *name, int64_t tokens, int64_t k, const stack *s, int64_t r,
+                     int way, expert_load load)
 {
     expert_case c = new_expert_case(tokens, k, s->experts, load);
     stack_data d = new_stack(s, TSR_BF16);
@@ -147,6 +150,9 @@ static void one_time(const char *name, int64_t tokens, int64_t k, const stack *s
                                   .count = s->experts,
                                   .out = s->rows,
                                   .in = s->columns,
+                                  .low = random_array(most * r, TSR_BF16),
+                                  .factor = random_array(s->experts * r * outer, TSR_BF16),
+                                  .r = r,
                                   .backward = backward,
                                   .dtype = TSR_BF16};
     double ms = median_ms(call, &args, TIMES);
@@ -154,8 +160,9 @@ static void one_time(const char *name, int64_t tokens, int64_t k, const stack *s
     RUN(rig.kernels->expert_weight(rig.stream, &d.device));
     args.w = args.scratch;
     double alone = median_ms(call, &args, TIMES);
-    printf("%-34s %-7s %8.3f ms %7.1f TFLOP/s, of decoded weights %8.3f ms\n", name,
-           expert_load_name[load], ms, 2e-9 * (double)(c.used * elements) / ms, alone);
+    printf("%-34s r %2lld %-7s %8.3f ms %7.1f TFLOP/s, of decoded weights %8.3f ms\n", name,
+           (long long)r, expert_load_name[load], ms, 2e-9 * (double)(c.used * elements) / ms,
+           alone);
     free(d.codes), free(d.q);
     free_expert_case(&c);
     cuda_free_all();
@@ -167,15 +174,16 @@ static void times(void **state)
     const stack gate_up = {128, 2, 1536, 2048, 0, 0, 1, true},
                 down = {128, 1, 2048, 768, 0, 0, 1, true};
     const stack large = {8, 2, 28672, 4096, 0, 0, 1, true};
-    for (int load = LOAD_EVEN; load <= LOAD_ZIPF; load++) {
-        one_time("gate_up, gathered", 8192, 8, &gate_up, GATHER, load);
-        one_time("gate_up", 8192, 8, &gate_up, 0, load);
-        one_time("gate_up backward", 8192, 8, &gate_up, BACKWARD, load);
-        one_time("down", 8192, 8, &down, 0, load);
-        one_time("down backward, gathered", 8192, 8, &down, BACKWARD | GATHER, load);
-    }
-    one_time("gate_up of 1024 tokens, gathered", 1024, 8, &gate_up, GATHER, LOAD_EVEN);
-    one_time("8 experts of 28672 x 4096", 4096, 2, &large, GATHER, LOAD_EVEN);
+    for (int load = LOAD_EVEN; load <= LOAD_ZIPF; load++)
+        for (int r = 0; r <= 16; r += 16) {
+            one_time("gate_up, gathered", 8192, 8, &gate_up, r, GATHER, load);
+            one_time("gate_up", 8192, 8, &gate_up, r, 0, load);
+            one_time("gate_up backward", 8192, 8, &gate_up, r, BACKWARD, load);
+            one_time("down", 8192, 8, &down, r, 0, load);
+            one_time("down backward, gathered", 8192, 8, &down, r, BACKWARD | GATHER, load);
+        }
+    one_time("gate_up of 1024 tokens, gathered", 1024, 8, &gate_up, 0, GATHER, LOAD_EVEN);
+    one_time("8 experts of 28672 x 4096", 4096, 2, &large, 0, GATHER, LOAD_EVEN);
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,6 @@
 /*
  * test_grouped_gemm.c: each row times the matrix of its expert, against sums in fp64: both directions,
- * gathered or not, added or not, with a bias, for ranges of experts and every load; what is not of the
+ * gathered or not, with an adapter or not, with a bias, for ranges of experts and every load; what is not of the
  * range stays as it was.
  */
 #include "kernels/grouped_gemm.h"
@@ -32,6 +32,17 @@ static double product(const tsr_grouped_gemm_args *a, int64_t e, int64_t i, int6
     return sum;
 }
 
+static double low_product(const tsr_grouped_gemm_args *a, int64_t e, int64_t i, int64_t j)
+{
+    const float *low = (const float *)a->low + i * a->r;
+    const float *factor = (const float *)a->factor + e * a->r * (a->backward ? a->in : a->out);
+    double sum = 0;
+    for (int64_t k = 0; k < a->r; k++)
+        sum +=
+            (double)low[k] * (double)(a->backward ? factor[k * a->in + j] : factor[j * a->r + k]);
+    return sum;
+}
+
 static float bias_at(const tsr_grouped_gemm_args *a, int64_t e, int64_t j)
 {
     if (!a->bias.data)
@@ -49,9 +60,8 @@ static double *new_want(const fixture *f)
     for (int64_t e = a->first; e < a->first + a->count; e++)
         for (int64_t i = a->rows.offset[e]; i < a->rows.offset[e + 1]; i++)
             for (int64_t j = 0; j < outer; j++)
-                want[i * outer + j] = (double)tsr_grouped_gemm_scale(a) * product(a, e, i, j) +
-                                      (double)bias_at(a, e, j) +
-                                      (a->add ? (double)f->before[i * outer + j] : 0);
+                want[i * outer + j] =
+                    product(a, e, i, j) + low_product(a, e, i, j) + (double)bias_at(a, e, j);
     return want;
 }
 
@@ -68,9 +78,10 @@ static void expect_untouched(const fixture *f)
 typedef struct {
     int64_t tokens, k, experts, out, in, first, count;
     expert_load load;
+    int64_t r;
 } shape;
 
-/* Bit by bit of `way`: backward, gathered, added, bias in fp32, bias in bf16 (both: none). */
+/* Bit by bit of `way`: backward, gathered, an adapter, bias in fp32, bias in bf16 (both: none). */
 static void one_way(const shape *s, int way)
 {
     expert_case c = new_expert_case(s->tokens, s->k, s->experts, s->load);
@@ -80,6 +91,8 @@ static void one_way(const shape *s, int way)
     float *x = new_random(x_rows * inner, 1, 1), *w = new_random(s->count * s->out * s->in, 2, 1);
     float *bias = new_random(s->experts * s->out, 3, 1);
     uint16_t *half = new_bf16(bias, s->experts * s->out);
+    float *low = new_random(c.rows.most * s->r, 5, 1);
+    float *factor = new_random(s->experts * s->r * outer, 6, 1);
     float *before = new_random(c.rows.most * outer, 4, 1);
     fixture f = {.args = {.x = x,
                           .w = w,
@@ -88,9 +101,10 @@ static void one_way(const shape *s, int way)
                           .count = s->count,
                           .out = s->out,
                           .in = s->in,
-                          .backward = backward,
-                          .add = way & 4,
-                          .scale = way & 4 ? -1.5f : 0},
+                          .low = low,
+                          .factor = factor,
+                          .r = way & 4 ? s->r : 0,
+                          .backward = backward},
                  .before = before,
                  .elements = c.rows.most * outer};
     if (!gather)
@@ -102,7 +116,8 @@ static void one_way(const shape *s, int way)
     run_on_pools(run, &f, f.z, f.elements);
     expect_close(expert_load_name[s->load], f.z, want, f.elements, 2e-6);
     expect_untouched(&f);
-    free(x), free(w), free(bias), free(half), free(before), free(want), free(f.z);
+    free(x), free(w), free(bias), free(half), free(low), free(factor), free(before), free(want);
+    free(f.z);
     free_expert_case(&c);
 }
 
@@ -110,11 +125,11 @@ static void every_way_and_load(void **state)
 {
     (void)state;
     static const shape shapes[] = {
-        {1, 1, 1, 1, 1, 0, 1, LOAD_EVEN},       {7, 2, 5, 33, 70, 0, 5, LOAD_EVEN},
-        {90, 4, 9, 40, 129, 0, 9, LOAD_ZIPF},   {90, 4, 9, 40, 129, 2, 4, LOAD_ZIPF},
-        {70, 3, 6, 24, 31, 0, 6, LOAD_ONE},     {70, 3, 6, 24, 31, 5, 1, LOAD_ONE},
-        {50, 2, 10, 17, 300, 1, 9, LOAD_HOLES}, {60, 4, 7, 530, 20, 0, 7, LOAD_DROPPED},
-        {0, 2, 4, 8, 8, 0, 4, LOAD_EVEN},       {9, 2, 4, 8, 8, 2, 0, LOAD_EVEN},
+        {1, 1, 1, 1, 1, 0, 1, LOAD_EVEN, 1},        {7, 2, 5, 33, 70, 0, 5, LOAD_EVEN, 8},
+        {90, 4, 9, 40, 129, 0, 9, LOAD_ZIPF, 16},   {90, 4, 9, 40, 129, 2, 4, LOAD_ZIPF, 24},
+        {70, 3, 6, 24, 31, 0, 6, LOAD_ONE, 3},      {70, 3, 6, 24, 31, 5, 1, LOAD_ONE, 72},
+        {50, 2, 10, 17, 300, 1, 9, LOAD_HOLES, 40}, {60, 4, 7, 530, 20, 0, 7, LOAD_DROPPED, 16},
+        {0, 2, 4, 8, 8, 0, 4, LOAD_EVEN, 8},        {9, 2, 4, 8, 8, 2, 0, LOAD_EVEN, 8},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int way = 0; way < 24; way++)
@@ -131,6 +146,7 @@ static void stored_weights_are_made_first(void **state)
     float *x = new_random(80 * IN, 1, 1), *w = new_random(EXPERTS * OUT * IN, 2, 1);
     float *want = new_random(80 * OUT, 3, 1), *z = new_random(80 * OUT, 3, 1);
     float *scratch = new_random(2 * OUT * IN, 4, 1);
+    float *low = new_random(80 * 8, 5, 1), *factor = new_random(EXPERTS * OUT * 8, 6, 1);
     const tsr_expert_weight_args stored = {.plain = {w, TSR_F32},
                                            .parts = 2,
                                            .rows = OUT,
@@ -145,7 +161,9 @@ static void stored_weights_are_made_first(void **state)
                                   .count = 4,
                                   .out = OUT,
                                   .in = IN,
-                                  .add = true,
+                                  .low = low,
+                                  .factor = factor,
+                                  .r = 8,
                                   .dtype = TSR_F32};
     assert_int_equal(tsr_grouped_gemm_ref(&args, test_pool(2)), TSR_OK);
     args.z = z, args.w = NULL, args.stored = stored, args.scratch = scratch;
@@ -155,7 +173,7 @@ static void stored_weights_are_made_first(void **state)
     assert_memory_equal(z, want, 80 * OUT * sizeof *z);
     args.stored.columns = IN + 1;
     assert_int_equal(tsr_grouped_gemm_check(&args), TSR_EINVAL);
-    free(x), free(w), free(want), free(z), free(scratch);
+    free(x), free(w), free(want), free(z), free(scratch), free(low), free(factor);
     free_expert_case(&c);
 }
 
@@ -186,6 +204,12 @@ static void bad_arguments_are_refused(void **state)
     bad.bias = (tsr_frozen){x, TSR_F32};
     assert_int_equal(tsr_grouped_gemm_check(&bad), TSR_OK);
     bad.backward = true;
+    assert_int_equal(tsr_grouped_gemm_check(&bad), TSR_EINVAL);
+    bad = good;
+    bad.r = 8;
+    assert_int_equal(tsr_grouped_gemm_check(&bad), TSR_EINVAL); /* no factor */
+    bad = good;
+    bad.r = -1;
     assert_int_equal(tsr_grouped_gemm_check(&bad), TSR_EINVAL);
     bad = good;
     bad.rows.k = 2;

@@ -21,6 +21,7 @@ enum { EXPERTS = 5, OUT = 12, IN = 96, PARTS = 2, TOKENS = 7, K = 2, R = 8 };
 #define MATRIX   (OUT / PARTS * IN) /* 576 elements, in a granule of 1024 */
 #define MATRICES (EXPERTS * PARTS)
 #define ROWS     (TOKENS * K)
+#define FACTORS  (EXPERTS * R * (IN + OUT)) /* elements */
 
 typedef struct {
     tsr_device *device;
@@ -92,16 +93,19 @@ static int teardown(void **state)
     return 0;
 }
 
-/* z [ROWS, OUT] of x, then dx [ROWS, IN] of dz. */
+/* z [ROWS, OUT] of x, then dx [ROWS, IN] of dz, and what there is of the gradients of A and B. */
 static void multiply(float *z, rig *r, bool mxfp4, bool adapters, int64_t group)
 {
     static const tsr_stack shape = {
         .experts = EXPERTS, .out = OUT, .in = IN, .parts = PARTS, .bias = true};
     float *weights = malloc(EXPERTS * OUT * IN * sizeof *weights);
+    float *da = z + ROWS * (OUT + IN), low[2][ROWS * R];
+    tsr_layer_gradients gradients[TSR_BLOCK_WEIGHTS] = {
+        [TSR_BLOCK_MATRICES] = {.a = da, .b = da + EXPERTS * R * IN}};
     assert_non_null(weights);
     const tsr_linear_context context = {
         .kernels = tsr_kernels_cpu(), .stream = r->stream, .dtype = TSR_F32, .tokens = TOKENS};
-    const tsr_pass pass = {.context = &context, .workspace = weights};
+    const tsr_pass pass = {.context = &context, .workspace = weights, .gradients = gradients};
     const tsr_node node = {.spec.experts = {.experts = EXPERTS, .chosen = K, .out = OUT, .in = IN}};
     tsr_expert_stack stack = {.bias = {r->bias, TSR_F32}, .mxfp4 = mxfp4, .scale = 0.75};
     if (mxfp4) {
@@ -120,9 +124,13 @@ static void multiply(float *z, rig *r, bool mxfp4, bool adapters, int64_t group)
                                   .shape = &shape,
                                   .stack = &stack,
                                   .routes = tsr_routes_at(r->routes, TOKENS, K, EXPERTS),
-                                  .group = group};
-    assert_int_equal(tsr_expert_multiply(&work, z, r->x, true, false), TSR_OK);
-    assert_int_equal(tsr_expert_multiply(&work, z + ROWS * OUT, r->dz, false, true), TSR_OK);
+                                  .group = group,
+                                  .low = low[0],
+                                  .rest = (char *)low[1]};
+    assert_int_equal(tsr_expert_forward(&work, z, r->x, true), TSR_OK);
+    if (adapters)
+        assert_int_equal(tsr_expert_adapters(&work, r->x, r->dz, NULL), TSR_OK);
+    assert_int_equal(tsr_expert_backward(&work, z + ROWS * OUT, r->dz, false), TSR_OK);
     assert_int_equal(tsr_stream_synchronize(r->stream), TSR_OK);
     free(weights);
 }
@@ -130,9 +138,10 @@ static void multiply(float *z, rig *r, bool mxfp4, bool adapters, int64_t group)
 static void bits_are_those_of_the_values(void **state)
 {
     rig *r = *state;
-    enum { COUNT = ROWS * (OUT + IN) };
+    enum { COUNT = ROWS * (OUT + IN) + FACTORS };
     static float want[2][COUNT], got[COUNT];
     for (int adapters = 0; adapters < 2; adapters++) {
+        memset(want[adapters], 0xff, sizeof got);
         multiply(want[adapters], r, false, adapters, EXPERTS);
         for (int64_t group = 1; group <= EXPERTS; group += 2) {
             memset(got, 0xff, sizeof got);
