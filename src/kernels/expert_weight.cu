@@ -2,10 +2,9 @@
  * expert_weight.cu: contract expert_weight.h; reference expert_weight_ref.c. Which way is taken; and the kernel
  * of any format, dtype and shape, an element a thread.
  *
- * Where matrices leave no gaps, a range of experts is one tall matrix, which one launch of the kernels of
- * nf4_dequant or nf4_merge decodes (nf4_stack.cuh).
+ * Where matrices leave no gaps, a range of experts is one tall matrix, which one launch of nf4_dequant's kernels
+ * decodes (nf4_stack.cuh).
  */
-#include "kernels/nf4_merge.cuh"
 #include "kernels/nf4_stack.cuh"
 
 #define THREADS 256
@@ -32,29 +31,25 @@ static __device__ __forceinline__ float decode(const tsr_expert_weight_args *a, 
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    merge_each(const __grid_constant__ tsr_expert_weight_args a, stack_steps steps)
+    decode_each(const __grid_constant__ tsr_expert_weight_args a, stack_steps steps)
 {
     tsr_kernel_begin();
     int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, each = a.rows * a.columns;
     if (at >= a.count * each)
         return;
-    int64_t e = a.first + at / each, row = at % each / a.columns, column = at % a.columns;
+    int64_t e = a.first + at / each, row = at % each / a.columns;
     int64_t part = row / (a.rows / a.parts), part_elements = each / a.parts;
     float value = a.format == TSR_EXPERTS_PLAIN
                       ? tsr_load(a.plain.data, e * each + at % each, a.plain.dtype)
                       : decode(&a, steps, e * a.parts + part, at % each - part * part_elements);
-    float sum = 0;
-    for (int64_t k = 0; k < a.r; k++)
-        sum = fmaf(tsr_load(a.b, (e * a.rows + row) * a.r + k, a.dtype),
-                   tsr_load(a.a, (e * a.r + k) * a.columns + column, a.dtype), sum);
-    tsr_store(a.out, at, a.r ? fmaf(a.scale, sum, value) : value, a.dtype);
+    tsr_store(a.out, at, value, a.dtype);
 }
 
-static tsr_status merge_plainly(tsr_stream *stream, const tsr_expert_weight_args *args)
+static tsr_status decode_plainly(tsr_stream *stream, const tsr_expert_weight_args *args)
 {
     stack_steps steps = {tsr_expert_granules(args->rows / args->parts, args->columns),
                          tsr_expert_groups(args->rows / args->parts, args->columns)};
-    TSR_LAUNCH(merge_each, tsr_blocks(args->count * args->rows * args->columns, THREADS), THREADS,
+    TSR_LAUNCH(decode_each, tsr_blocks(args->count * args->rows * args->columns, THREADS), THREADS,
                stream, *args, steps);
     return tsr_launched("expert_weight");
 }
@@ -62,52 +57,37 @@ static tsr_status merge_plainly(tsr_stream *stream, const tsr_expert_weight_args
 /* ---- all as one ---- */
 
 /* The range of experts as one matrix. */
-static tsr_nf4_merge_args tall_of(const tsr_expert_weight_args *a)
+static tsr_nf4_dequant_args tall_of(const tsr_expert_weight_args *a)
 {
     int64_t before = a->first * a->rows * a->columns, blocks = before / TSR_NF4_BLOCK;
-    tsr_nf4_merge_args tall = {};
-    tsr_nf4_dequant_args *w = &tall.weight;
-    w->out = a->out;
-    w->codes = a->codes + before / 2;
-    w->absmax = (const char *)a->absmax + blocks * (a->nested ? 1 : (int64_t)sizeof(float));
-    w->nested_absmax = a->nested ? a->nested_absmax + blocks / TSR_NF4_NESTED_BLOCK : NULL;
-    w->nested_map = a->nested_map;
-    w->level = a->level;
-    w->count = a->count * a->rows * a->columns;
-    w->columns = a->columns;
-    w->nested = a->nested;
-    w->settled = a->settled;
-    w->dtype = a->dtype;
-    tall.a = a->r ? (const uint16_t *)a->a + a->first * a->r * a->columns : NULL;
-    tall.b = a->r ? (const uint16_t *)a->b + a->first * a->rows * a->r : NULL;
-    tall.r = a->r;
-    tall.scale = a->scale;
-    return tall;
+    tsr_nf4_dequant_args w = {};
+    w.out = a->out;
+    w.codes = a->codes + before / 2;
+    w.absmax = (const char *)a->absmax + blocks * (a->nested ? 1 : (int64_t)sizeof(float));
+    w.nested_absmax = a->nested ? a->nested_absmax + blocks / TSR_NF4_NESTED_BLOCK : NULL;
+    w.nested_map = a->nested_map;
+    w.level = a->level;
+    w.count = a->count * a->rows * a->columns;
+    w.columns = a->columns;
+    w.nested = a->nested;
+    w.settled = a->settled;
+    w.dtype = a->dtype;
+    return w;
 }
 
-static bool is_tall(const tsr_expert_weight_args *args, const tsr_nf4_merge_args *tall)
+static bool is_tall(const tsr_expert_weight_args *args, const tsr_nf4_dequant_args *w)
 {
-    const tsr_nf4_dequant_args *w = &tall->weight;
     return tsr_expert_weight_whole(args) && w->count / TSR_NF4_BLOCK <= INT32_MAX &&
-           (uintptr_t)w->codes % 8 == 0 && (uintptr_t)w->out % 16 == 0 &&
-           (uintptr_t)tall->a % 16 == 0 && (uintptr_t)tall->b % 16 == 0;
+           (uintptr_t)w->codes % 8 == 0 && (uintptr_t)w->out % 16 == 0;
 }
 
-static tsr_status merge_tall(tsr_stream *stream, const tsr_expert_weight_args *args,
-                             const tsr_nf4_merge_args *tall)
+static tsr_status decode_tall(tsr_stream *stream, const tsr_expert_weight_args *args,
+                              const tsr_nf4_dequant_args *tall)
 {
     tsr_nf4_stack stack = {};
     stack.offset = args->nested ? args->offset + args->first * args->parts : NULL;
     stack.matrix_rows = (int)(args->rows / args->parts);
-    stack.expert_rows = (int)args->rows;
-    if (tall->r == 0)
-        tsr_nf4_dequant_stack(stream, &tall->weight, &stack);
-    else if (tall->r >= TSR_NF4_MERGE_WGMMA && tsr_nf4_merge_stack_wgmma(stream, tall, &stack))
-        return tsr_launched("expert_weight");
-    else if (tall->r <= TSR_NF4_MERGE_LOW)
-        tsr_nf4_merge_stack_low(stream, tall, &stack);
-    else
-        TSR_TRY(tsr_nf4_merge_stack(stream, tall, &stack));
+    tsr_nf4_dequant_stack(stream, tall, &stack);
     return tsr_launched("expert_weight");
 }
 
@@ -116,6 +96,6 @@ extern "C" tsr_status tsr_expert_weight_cuda(tsr_stream *stream, const tsr_exper
     TSR_TRY(tsr_expert_weight_check(args));
     if (args->count == 0)
         return TSR_OK;
-    tsr_nf4_merge_args tall = tall_of(args);
-    return is_tall(args, &tall) ? merge_tall(stream, args, &tall) : merge_plainly(stream, args);
+    tsr_nf4_dequant_args tall = tall_of(args);
+    return is_tall(args, &tall) ? decode_tall(stream, args, &tall) : decode_plainly(stream, args);
 }

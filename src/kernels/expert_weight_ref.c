@@ -1,11 +1,12 @@
 /*
  * expert_weight_ref.c: contract expert_weight.h. One matrix of the stack after the other, each by the
- * reference of nf4_merge.
+ * reference of nf4_dequant.
  */
 #include "kernels/expert_weight.h"
 
 #include "kernels/loops.h"
-#include "kernels/nf4_merge.h"
+#include "kernels/nf4_dequant.h"
+#include "kernels/nf4_quantize.h"
 
 tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args)
 {
@@ -13,18 +14,16 @@ tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args)
     TSR_TRY(tsr_expect_dtype(op, args->dtype));
     TSR_EXPECT(args->format == TSR_EXPERTS_NF4 || args->format == TSR_EXPERTS_PLAIN, op,
                "no such format");
-    TSR_EXPECT(args->first >= 0 && args->count >= 0 && args->r >= 0, op, "a count is negative");
+    TSR_EXPECT(args->first >= 0 && args->count >= 0, op, "a count is negative");
     TSR_EXPECT(args->rows > 0 && args->columns > 0 && args->parts > 0 &&
                    args->rows % args->parts == 0,
                op, "rows and columns are not those of whole parts");
     if (args->count == 0)
         return TSR_OK;
     TSR_EXPECT(args->out, op, "out is NULL");
-    TSR_EXPECT(args->r == 0 || (args->a && args->b), op, "a or b is NULL");
     if (args->format == TSR_EXPERTS_PLAIN) {
         TSR_EXPECT(args->plain.data && tsr_frozen_valid(args->plain), op,
                    "the plain weight is neither BF16 nor F32");
-        TSR_EXPECT(args->r == 0, op, "plain weights have no adapters merged in");
         return TSR_OK;
     }
     TSR_EXPECT(args->codes && args->absmax && args->level, op, "codes, absmax or level is NULL");
@@ -33,44 +32,33 @@ tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args)
     return TSR_OK;
 }
 
-#define TILE_ROWS 128 /* the most of the kernels of nf4_merge */
-
 bool tsr_expert_weight_whole(const tsr_expert_weight_args *args)
 {
     int64_t rows = args->rows / args->parts, elements = rows * args->columns;
     int64_t whole = args->nested ? TSR_NF4_BLOCK * TSR_NF4_NESTED_BLOCK : TSR_EXPERT_GRANULE;
-    if (args->format != TSR_EXPERTS_NF4 || elements % whole != 0)
-        return false;
-    return args->r == 0 ||
-           (rows % TILE_ROWS == 0 && tsr_nf4_merge_fused(args->dtype, args->columns, args->r));
+    return args->format == TSR_EXPERTS_NF4 && elements % whole == 0;
 }
 
-/* Matrix `part` of expert e as nf4_merge takes it. */
-static tsr_nf4_merge_args matrix_of(const tsr_expert_weight_args *args, int64_t e, int64_t part)
+/* Matrix `part` of expert e as nf4_dequant takes it. */
+static tsr_nf4_dequant_args matrix_of(const tsr_expert_weight_args *args, int64_t e, int64_t part)
 {
     int64_t rows = args->rows / args->parts, columns = args->columns, i = e * args->parts + part;
     int64_t granule = i * tsr_expert_granules(rows, columns);
     int64_t block = granule * (TSR_EXPERT_GRANULE / TSR_NF4_BLOCK);
-    tsr_nf4_merge_args m = {.weight = {.level = args->level,
-                                       .nested_map = args->nested_map,
-                                       .count = rows * columns,
-                                       .columns = columns,
-                                       .nested = args->nested,
-                                       .dtype = args->dtype},
-                            .r = args->r,
-                            .scale = args->scale};
-    m.weight.out = (float *)args->out + ((e - args->first) * args->rows + part * rows) * columns;
-    m.weight.codes = args->codes + granule * (TSR_EXPERT_GRANULE / 2);
-    m.weight.absmax = (const char *)args->absmax + block * (args->nested ? 1 : sizeof(float));
+    tsr_nf4_dequant_args w = {.level = args->level,
+                              .nested_map = args->nested_map,
+                              .count = rows * columns,
+                              .columns = columns,
+                              .nested = args->nested,
+                              .dtype = args->dtype};
+    w.out = (float *)args->out + ((e - args->first) * args->rows + part * rows) * columns;
+    w.codes = args->codes + granule * (TSR_EXPERT_GRANULE / 2);
+    w.absmax = (const char *)args->absmax + block * (args->nested ? 1 : sizeof(float));
     if (args->nested) {
-        m.weight.nested_absmax = args->nested_absmax + i * tsr_expert_groups(rows, columns);
-        m.weight.offset = args->offset[i];
+        w.nested_absmax = args->nested_absmax + i * tsr_expert_groups(rows, columns);
+        w.offset = args->offset[i];
     }
-    if (args->r) {
-        m.a = (const float *)args->a + e * args->r * columns;
-        m.b = (const float *)args->b + (e * args->rows + part * rows) * args->r;
-    }
-    return m;
+    return w;
 }
 
 static void widen_rows(void *context, int index)
@@ -92,8 +80,8 @@ tsr_status tsr_expert_weight_ref(const tsr_expert_weight_args *args, tsr_pool *p
         return TSR_OK;
     }
     for (int64_t i = 0; i < args->count * args->parts; i++) {
-        tsr_nf4_merge_args m = matrix_of(args, args->first + i / args->parts, i % args->parts);
-        TSR_TRY(tsr_nf4_merge_ref(&m, pool));
+        tsr_nf4_dequant_args w = matrix_of(args, args->first + i / args->parts, i % args->parts);
+        TSR_TRY(tsr_nf4_dequant_ref(&w, pool));
     }
     return TSR_OK;
 }

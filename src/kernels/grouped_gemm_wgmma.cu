@@ -662,7 +662,7 @@ static bool few_rows(const tsr_grouped_gemm_args *args)
 static bool decodes(const tsr_grouped_gemm_args *args)
 {
     const tsr_expert_weight_args *w = &args->stored;
-    return few_rows(args) && !w->r && tsr_expert_weight_whole(w) && args->out % CHUNK == 0 &&
+    return few_rows(args) && tsr_expert_weight_whole(w) && args->out % CHUNK == 0 &&
            args->out >= DECODERS * CHUNK && args->in >= DECODERS * CHUNK &&
            (uintptr_t)w->codes % 16 == 0 && (uintptr_t)w->level % 16 == 0 &&
            args->rows.experts * args->out * args->in / TSR_NF4_BLOCK <= INT32_MAX;

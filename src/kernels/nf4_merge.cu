@@ -11,7 +11,6 @@
  * Cost     nf4_dequant's bytes, 40 KB for a tile; A and B from L2, 512 bytes a rank for a tile.
  */
 #include "kernels/nf4_merge.cuh"
-#include "kernels/nf4_stack.cuh"
 
 #define THREADS 128
 #define TILE    128 /* rows, and columns, of a block */
@@ -33,8 +32,7 @@ typedef struct {
     int64_t rows, columns, row, column;
 } merge_place;
 
-static __device__ __forceinline__ merge_place place_of(const tsr_nf4_merge_args *a,
-                                                       const tsr_nf4_stack *stack)
+static __device__ __forceinline__ merge_place place_of(const tsr_nf4_merge_args *a)
 {
     merge_place p;
     p.args = a;
@@ -44,8 +42,6 @@ static __device__ __forceinline__ merge_place place_of(const tsr_nf4_merge_args 
     p.row = (int64_t)(blockIdx.x / across) * TILE;
     p.column = (int64_t)(blockIdx.x % across) * TILE;
     p.a = (const __nv_bfloat16 *)a->a;
-    if (stack)
-        p.a += (uint32_t)p.row / (uint32_t)stack->expert_rows * a->r * p.columns;
     return p;
 }
 
@@ -122,14 +118,12 @@ static __device__ __forceinline__ void product(float c[4][8][4], merge_stage *st
     }
 }
 
-/* stack NULL: one matrix. */
 template <int KIND>
-static __device__ __forceinline__ void merge_tile(const tsr_nf4_merge_args *args,
-                                                  const tsr_nf4_stack *stack)
+static __device__ __forceinline__ void merge_tile(const tsr_nf4_merge_args *args)
 {
     extern __shared__ __align__(16) char memory[];
     merge_stage *stage = (merge_stage *)memory;
-    merge_place p = place_of(args, stack);
+    merge_place p = place_of(args);
     const tsr_nf4_dequant_args *w = &args->weight;
     int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
     int row = warp / 2 * SIDE, column = warp % 2 * SIDE;
@@ -148,12 +142,12 @@ static __device__ __forceinline__ void merge_tile(const tsr_nf4_merge_args *args
                        tsr_merge_find_row(args, p.rows, first + lane + TSR_WARP, KIND)};
     tsr_merge_levels levels = tsr_merge_find_levels(args, KIND);
     product(c, stage, &p, row, column);
-    float offset = stack ? tsr_nf4_stack_offset(stack, w, p.row) : w->offset;
     tsr_merge_scales scales[2];
     float squares[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        scales[i] = tsr_merge_make_scales(tsr_nf4_scale_from(w, found[i], offset), of_row[i], KIND);
+        scales[i] =
+            tsr_merge_make_scales(tsr_nf4_scale_from(w, found[i], w->offset), of_row[i], KIND);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         tsr_merge_scales own = tsr_merge_scales_of(scales[i / 4], i % 4 * 8 + lane / 4, KIND);
@@ -169,30 +163,12 @@ static __global__ void __launch_bounds__(THREADS, 2)
     merge(const __grid_constant__ tsr_nf4_merge_args args)
 {
     tsr_kernel_begin();
-    merge_tile<KIND>(&args, NULL);
-}
-
-static __global__ void __launch_bounds__(THREADS, 2)
-    merge_of_stack(const __grid_constant__ tsr_nf4_merge_args args,
-                   const __grid_constant__ tsr_nf4_stack stack)
-{
-    tsr_kernel_begin();
-    merge_tile<TSR_MERGE_PLAIN>(&args, &stack);
+    merge_tile<KIND>(&args);
 }
 
 static unsigned blocks_of(const tsr_nf4_dequant_args *w)
 {
     return (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
-}
-
-tsr_status tsr_nf4_merge_stack(tsr_stream *stream, const tsr_nf4_merge_args *args,
-                               const tsr_nf4_stack *stack)
-{
-    int bytes = STAGES * (int)sizeof(merge_stage);
-    TSR_TRY(tsr_allow_shared(stream, (const void *)merge_of_stack, bytes, "nf4_merge"));
-    TSR_LAUNCH_SHARED(merge_of_stack, blocks_of(&args->weight), THREADS, (size_t)bytes, stream,
-                      *args, *stack);
-    return TSR_OK;
 }
 
 static tsr_status merge_tiles(tsr_stream *stream, const tsr_nf4_merge_args *args)

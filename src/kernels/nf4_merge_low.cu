@@ -13,7 +13,6 @@
  */
 #include "kernels/mma.cuh"
 #include "kernels/nf4_merge.cuh"
-#include "kernels/nf4_stack.cuh"
 
 #define WARPS  4
 #define TILE   16 /* rows of an mma */
@@ -26,29 +25,22 @@
 /* A warp's place. */
 typedef struct {
     const tsr_nf4_merge_args *args;
-    const tsr_nf4_stack *stack; /* NULL: one matrix */
-    const uint16_t *a;
     int64_t rows, columns;
     int64_t row, column; /* its first */
     int g, t;
 } low_place;
 
-static __device__ __forceinline__ low_place place_of(const tsr_nf4_merge_args *a,
-                                                     const tsr_nf4_stack *stack)
+static __device__ __forceinline__ low_place place_of(const tsr_nf4_merge_args *a)
 {
     low_place p;
     int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
     unsigned across =
         (unsigned)((a->weight.columns + TSR_NF4_BLOCK * WARPS - 1) / (TSR_NF4_BLOCK * WARPS));
     p.args = a;
-    p.stack = stack;
     p.columns = a->weight.columns;
     p.rows = a->weight.count / p.columns;
     p.row = (int64_t)(blockIdx.x / across) * ROWS;
     p.column = ((int64_t)(blockIdx.x % across) * WARPS + warp) * TSR_NF4_BLOCK;
-    p.a = (const uint16_t *)a->a;
-    if (stack)
-        p.a += (uint32_t)p.row / (uint32_t)stack->expert_rows * a->r * p.columns;
     p.g = lane / 4;
     p.t = lane % 4;
     return p;
@@ -64,8 +56,8 @@ static __device__ __forceinline__ void load_a(uint32_t fragment[GROUPS][2], cons
         int64_t k = step * STEP + 2 * p->t + q % 2 + q / 2 * 8;
         uint4 low = {}, high = {};
         if (k < p->args->r) {
-            const uint4 *from =
-                (const uint4 *)(p->a + k * p->columns + p->column + p->g / 2 * TSR_VECTOR);
+            const uint4 *from = (const uint4 *)((const uint16_t *)p->args->a + k * p->columns +
+                                                p->column + p->g / 2 * TSR_VECTOR);
             low = tsr_load_common(from), high = tsr_load_common(from + 32 / TSR_VECTOR);
         }
         word[q][0] = low.x, word[q][1] = low.y, word[q][2] = low.z, word[q][3] = low.w;
@@ -117,10 +109,7 @@ static __device__ __forceinline__ float load_scale(const low_place *p, int64_t r
         return 0;
     const tsr_nf4_dequant_args *w = &p->args->weight;
     int64_t block = (row * p->columns + p->column) / TSR_NF4_BLOCK;
-    if (!p->stack)
-        return tsr_nf4_scale(w, block);
-    return tsr_nf4_scale_from(w, tsr_nf4_find_scale(w, block),
-                              tsr_nf4_stack_offset(p->stack, w, p->row));
+    return tsr_nf4_scale(w, block);
 }
 
 /* Norms alone: arguments as write_row's. */
@@ -167,10 +156,9 @@ static __device__ __forceinline__ float write_row(const low_place *p, int64_t ro
     return squares;
 }
 
-static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a,
-                                             const tsr_nf4_stack *stack, int steps, const int kind)
+static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int steps, const int kind)
 {
-    low_place p = place_of(a, stack);
+    low_place p = place_of(a);
     int lane = threadIdx.x % TSR_WARP;
     uint32_t codes[TILES][2][2], fragment_a[STEPS][GROUPS][2], fragment_b[TILES][STEPS][4];
     if (p.column >= p.columns)
@@ -220,7 +208,7 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, 5)
     merge_one(const __grid_constant__ tsr_nf4_merge_args a)
 {
     tsr_kernel_begin();
-    merge(&a, NULL, 1, KIND);
+    merge(&a, 1, KIND);
 }
 
 template <int KIND>
@@ -228,36 +216,13 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, 4)
     merge_two(const __grid_constant__ tsr_nf4_merge_args a)
 {
     tsr_kernel_begin();
-    merge(&a, NULL, 2, KIND);
-}
-
-static __global__ void __launch_bounds__(WARPS *TSR_WARP, 5)
-    merge_stack_one(const __grid_constant__ tsr_nf4_merge_args a,
-                    const __grid_constant__ tsr_nf4_stack stack)
-{
-    tsr_kernel_begin();
-    merge(&a, &stack, 1, TSR_MERGE_PLAIN);
-}
-
-static __global__ void __launch_bounds__(WARPS *TSR_WARP, 4)
-    merge_stack_two(const __grid_constant__ tsr_nf4_merge_args a,
-                    const __grid_constant__ tsr_nf4_stack stack)
-{
-    tsr_kernel_begin();
-    merge(&a, &stack, 2, TSR_MERGE_PLAIN);
+    merge(&a, 2, KIND);
 }
 
 static unsigned blocks_of(const tsr_nf4_dequant_args *w)
 {
     return (unsigned)(tsr_blocks(w->columns, TSR_NF4_BLOCK * WARPS) *
                       tsr_blocks(w->count / w->columns, ROWS));
-}
-
-void tsr_nf4_merge_stack_low(tsr_stream *stream, const tsr_nf4_merge_args *args,
-                             const tsr_nf4_stack *stack)
-{
-    TSR_LAUNCH(args->r <= STEP ? merge_stack_one : merge_stack_two, blocks_of(&args->weight),
-               WARPS * TSR_WARP, stream, *args, *stack);
 }
 
 void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args)

@@ -9,9 +9,7 @@
  *          need are asked for one tile ahead.
  * Cost     nf4_dequant's bytes, 80 KB for a tile; A and B from L2, 768 bytes a rank for a tile.
  */
-#include "kernels/boxes.cuh"
 #include "kernels/nf4_merge.cuh"
-#include "kernels/nf4_stack.cuh"
 #include "kernels/wgmma.cuh"
 
 #include <cudaTypedefs.h>
@@ -39,7 +37,6 @@ typedef struct {
 /* What a block goes through. */
 typedef struct {
     const tsr_nf4_merge_args *args;
-    const tsr_nf4_stack *stack; /* NULL: one matrix */
     int64_t rows, columns;
     int tiles, across, chunks;
 } merge_work;
@@ -56,17 +53,6 @@ static __device__ __forceinline__ void next_stage(merge_ring *ring)
         ring->stage = 0, ring->parity ^= 1;
 }
 
-static __device__ __forceinline__ void fetch_a(uint32_t to, const merge_work *work,
-                                               const merge_maps *maps, int tile, int column,
-                                               int rank, uint32_t full)
-{
-    if (work->stack)
-        tsr_box_copy_of(to, &maps->a, column, rank,
-                        tile / work->across * ROWS / work->stack->expert_rows, full);
-    else
-        tsr_box_copy(to, &maps->a, column, rank, full);
-}
-
 /* One thread: all chunks of all the block's tiles. */
 static __device__ __forceinline__ void fetch(const merge_work *work, merge_ring ring,
                                              const merge_maps *maps)
@@ -79,8 +65,8 @@ static __device__ __forceinline__ void fetch(const merge_work *work, merge_ring 
             tsr_box_copy(to, &maps->b, chunk * CHUNK, tile / work->across * ROWS, full);
 #pragma unroll
             for (int i = 0; i < STRIPS; i++)
-                fetch_a(to + B_BYTES + (uint32_t)i * STRIP_BYTES, work, maps, tile,
-                        tile % work->across * ACROSS + i * TSR_NF4_BLOCK, chunk * CHUNK, full);
+                tsr_box_copy(to + B_BYTES + (uint32_t)i * STRIP_BYTES, &maps->a,
+                             tile % work->across * ACROSS + i * TSR_NF4_BLOCK, chunk * CHUNK, full);
             next_stage(&ring);
         }
 }
@@ -120,7 +106,7 @@ typedef struct {
     int64_t row, column; /* of the warp */
     uint2 codes[STRIPS][2];
     tsr_nf4_found found[2];
-    float of_row[2], offset;
+    float of_row[2];
 } merge_asked;
 
 static __device__ __forceinline__ void ask(merge_asked *asked, const merge_work *work, int tile,
@@ -141,7 +127,6 @@ static __device__ __forceinline__ void ask(merge_asked *asked, const merge_work 
     for (int i = 0; i < 2; i++)
         asked->found[i] = tsr_merge_find_scale(w, work->rows, asked->row + lane % 16,
                                                asked->column + (lane / 16 + 2 * i) * TSR_NF4_BLOCK);
-    asked->offset = work->stack ? tsr_nf4_stack_offset(work->stack, w, asked->row) : w->offset;
 #pragma unroll
     for (int i = 0; i < 2; i++)
         asked->of_row[i] =
@@ -154,8 +139,8 @@ static __device__ __forceinline__ void write(const float c[32][4], const merge_w
 {
     int g = threadIdx.x % TSR_WARP / 4;
     const tsr_nf4_dequant_args *w = &work->args->weight;
-    float scale[2] = {tsr_nf4_scale_from(w, asked->found[0], asked->offset),
-                      tsr_nf4_scale_from(w, asked->found[1], asked->offset)};
+    float scale[2] = {tsr_nf4_scale_from(w, asked->found[0], w->offset),
+                      tsr_nf4_scale_from(w, asked->found[1], w->offset)};
     const tsr_merge_scales of_row[2] = {tsr_merge_make_scales(0, asked->of_row[0], kind),
                                         tsr_merge_make_scales(0, asked->of_row[1], kind)};
     float squares[2] = {};
@@ -194,10 +179,8 @@ static __device__ __forceinline__ void multiply(const merge_work *work, merge_ri
 }
 
 /* Unused in code for other cards. */
-static __device__ __forceinline__ __attribute__((unused)) void merge(const tsr_nf4_merge_args *args,
-                                                                     const tsr_nf4_stack *stack,
-                                                                     const merge_maps *maps,
-                                                                     const int kind)
+static __device__ __forceinline__ __attribute__((unused)) void
+merge(const tsr_nf4_merge_args *args, const merge_maps *maps, const int kind)
 {
     extern __shared__ __align__(16) char memory[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES + 1];
@@ -208,7 +191,6 @@ static __device__ __forceinline__ __attribute__((unused)) void merge(const tsr_n
     ring.empty = ring.full + 8 * STAGES;
     ring.lead = ring.empty + 8 * STAGES;
     work.args = args;
-    work.stack = stack;
     work.columns = args->weight.columns;
     work.rows = args->weight.count / work.columns;
     work.across = (int)((work.columns + ACROSS - 1) / ACROSS);
@@ -246,17 +228,7 @@ static __global__ void SHAPE merge_tiles(const __grid_constant__ tsr_nf4_merge_a
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    merge(&args, NULL, &maps, KIND);
-#endif
-}
-
-static __global__ void SHAPE merge_stack_tiles(const __grid_constant__ tsr_nf4_merge_args args,
-                                               const __grid_constant__ tsr_nf4_stack stack,
-                                               const __grid_constant__ merge_maps maps)
-{
-    tsr_kernel_begin();
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    merge(&args, &stack, &maps, TSR_MERGE_PLAIN);
+    merge(&args, &maps, KIND);
 #endif
 }
 
@@ -304,24 +276,6 @@ static unsigned blocks_of(tsr_stream *stream, const tsr_nf4_dequant_args *w)
     unsigned tiles = tsr_blocks(w->count / w->columns, ROWS) * tsr_blocks(w->columns, ACROSS);
     unsigned most = (unsigned)tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count;
     return tiles < most ? tiles : most;
-}
-
-bool tsr_nf4_merge_stack_wgmma(tsr_stream *stream, const tsr_nf4_merge_args *args,
-                               const tsr_nf4_stack *stack)
-{
-    void *boxes = tsr_kernels_kept(stream)->boxes;
-    const tsr_nf4_dequant_args *w = &args->weight;
-    int64_t rows = w->count / w->columns;
-    merge_maps maps;
-    if (!boxes ||
-        !tsr_map_boxes(&maps.a, boxes, args->a, rows / stack->expert_rows, args->r, w->columns,
-                       CHUNK) ||
-        !map(&maps.b, boxes, args->b, rows, args->r, ROWS) ||
-        tsr_allow_shared(stream, (const void *)merge_stack_tiles, BYTES, "expert_weight") != TSR_OK)
-        return false;
-    TSR_LAUNCH_SHARED(merge_stack_tiles, blocks_of(stream, w), THREADS, BYTES, stream, *args,
-                      *stack, maps);
-    return true;
 }
 
 bool tsr_nf4_merge_wgmma(tsr_stream *stream, const tsr_nf4_merge_args *args)

@@ -8,7 +8,7 @@
 #include "cuda_nf4.h"
 
 typedef struct {
-    int64_t experts, parts, rows, columns, r, first, count;
+    int64_t experts, parts, rows, columns, first, count;
     bool nested;
 } stack;
 
@@ -40,8 +40,6 @@ static inline stack_data new_stack(const stack *s, tsr_dtype dtype)
     d.absmax = keep(new_random(blocks, 2, 0.1f));
     d.nested_absmax = keep(new_random(matrices * d.groups, 3, 0.3f));
     d.map = keep(new_random(256, 4, 1)), d.offset = keep(new_random(matrices, 5, 0.1f));
-    input a = random_input(s->experts * s->r * s->columns, 6, 0.05f, dtype);
-    input b = random_input(s->experts * s->rows * s->r, 7, 0.3f, dtype);
     d.host = (tsr_expert_weight_args){.out = want_of(elements),
                                       .codes = d.codes,
                                       .absmax = s->nested ? (void *)d.q : (void *)d.absmax,
@@ -49,15 +47,11 @@ static inline stack_data new_stack(const stack *s, tsr_dtype dtype)
                                       .nested_map = d.map,
                                       .offset = d.offset,
                                       .level = nf4_level,
-                                      .a = a.host,
-                                      .b = b.host,
                                       .first = s->first,
                                       .count = s->count,
                                       .parts = s->parts,
                                       .rows = s->rows,
                                       .columns = s->columns,
-                                      .r = s->r,
-                                      .scale = 1.75f,
                                       .nested = s->nested};
     d.device = d.host;
     d.device.dtype = dtype;
@@ -68,7 +62,6 @@ static inline stack_data new_stack(const stack *s, tsr_dtype dtype)
     d.device.nested_map = cuda_copy(d.map, 1024);
     d.device.offset = cuda_copy(d.offset, (uint64_t)matrices * 4);
     d.device.level = cuda_copy(nf4_level, 64);
-    d.device.a = a.device, d.device.b = b.device;
     return d;
 }
 

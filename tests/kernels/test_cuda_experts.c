@@ -1,6 +1,6 @@
 /*
  * test_cuda_experts.c: expert_weight, expert_low_rank and its backward on a GPU: against the C references, and an
- * expert's weight bit by bit as nf4_merge and nf4_dequant make it there. With the argument "time", how fast
+ * expert's weight bit by bit as nf4_dequant makes it there. With the argument "time", how fast
  * they are for a mixture of 128 experts.
  */
 #include "kernels/kernels_cuda.h"
@@ -13,46 +13,39 @@
 
 static void name_stack(char out[160], const stack *s, tsr_dtype dtype)
 {
-    snprintf(out, 160, "experts [%lld, +%lld) of %lld, %lld part(s), %lld x %lld, r %lld, %s, %s",
+    snprintf(out, 160, "experts [%lld, +%lld) of %lld, %lld part(s), %lld x %lld, %s, %s",
              (long long)s->first, (long long)s->count, (long long)s->experts, (long long)s->parts,
-             (long long)s->rows, (long long)s->columns, (long long)s->r,
-             s->nested ? "nested" : "fp32 scales", tsr_dtype_name(dtype));
+             (long long)s->rows, (long long)s->columns, s->nested ? "nested" : "fp32 scales",
+             tsr_dtype_name(dtype));
 }
 
-/* Matrix i of the stack by nf4_merge on the device, or nf4_dequant. */
-static void expect_merge(const char *what, const stack_data *d, int64_t i, const uint8_t *got)
+/* Matrix i of the stack by nf4_dequant on the device. */
+static void expect_matrix(const char *what, const stack_data *d, int64_t i, const uint8_t *got)
 {
     const tsr_expert_weight_args *a = &d->device;
-    uint64_t each = tsr_dtype_bytes(a->dtype);
-    int64_t rows = a->rows / a->parts, e = i / a->parts, row = i % a->parts * rows;
-    int64_t count = rows * a->columns;
-    tsr_nf4_merge_args m = {
-        .weight = {.out = cuda_copy(NULL, (uint64_t)count * each),
-                   .codes = a->codes + i * d->granules * 512,
-                   .absmax = (const char *)a->absmax + i * d->granules * (a->nested ? 16 : 64),
-                   .nested_absmax = a->nested_absmax + i * d->groups,
-                   .nested_map = a->nested_map,
-                   .level = a->level,
-                   .count = count,
-                   .columns = a->columns,
-                   .offset = d->offset[i],
-                   .nested = a->nested,
-                   .dtype = a->dtype},
-        .a = (const char *)a->a + (uint64_t)(e * a->r * a->columns) * each,
-        .b = (const char *)a->b + (uint64_t)((e * a->rows + row) * a->r) * each,
-        .r = a->r,
-        .scale = a->scale};
-    RUN(a->r ? rig.kernels->nf4_merge(rig.stream, &m)
-             : rig.kernels->nf4_dequant(rig.stream, &m.weight));
-    uint8_t *want = malloc((uint64_t)count * each + 1);
+    int64_t count = a->rows / a->parts * a->columns;
+    uint64_t bytes = (uint64_t)count * tsr_dtype_bytes(a->dtype);
+    tsr_nf4_dequant_args w = {.out = cuda_copy(NULL, bytes),
+                              .codes = a->codes + i * d->granules * 512,
+                              .absmax =
+                                  (const char *)a->absmax + i * d->granules * (a->nested ? 16 : 64),
+                              .nested_absmax = a->nested_absmax + i * d->groups,
+                              .nested_map = a->nested_map,
+                              .level = a->level,
+                              .count = count,
+                              .columns = a->columns,
+                              .offset = d->offset[i],
+                              .nested = a->nested,
+                              .dtype = a->dtype};
+    RUN(rig.kernels->nf4_dequant(rig.stream, &w));
+    uint8_t *want = malloc(bytes + 1);
     assert_non_null(want);
-    cuda_read(want, m.weight.out, (uint64_t)count * each);
-    if (memcmp(got, want, (uint64_t)count * each) != 0)
-        fail_msg("%s: matrix %lld has other bits than nf4_merge gives it", what, (long long)i);
+    cuda_read(want, w.out, bytes);
+    if (memcmp(got, want, bytes) != 0)
+        fail_msg("%s: matrix %lld has other bits than nf4_dequant gives it", what, (long long)i);
     free(want);
 }
 
-/* Bits are those of nf4_merge where that takes all as one, or there is nothing to merge. */
 static void one_stack(const stack *s, tsr_dtype dtype)
 {
     if (!cuda_turn())
@@ -70,14 +63,13 @@ static void one_stack(const stack *s, tsr_dtype dtype)
                                 (uint64_t)elements * tsr_dtype_bytes(dtype)));
         RUN(rig.kernels->expert_weight(rig.stream, &d.device));
         RUN(tsr_expert_weight_ref(&d.host, rig.pool));
-        expect(what, out, d.host.out, s->r ? tolerance_of(tolerance_grouped, dtype) : 0);
-        bool same = !s->r || tsr_expert_weight_whole(&d.device);
+        expect(what, out, d.host.out, 0);
         uint8_t *got = malloc((uint64_t)elements * tsr_dtype_bytes(dtype) + 1);
         assert_non_null(got);
         cuda_read(got, out.device, (uint64_t)elements * tsr_dtype_bytes(dtype));
-        for (int64_t i = 0; i < s->count * s->parts && same && i < 24; i++)
-            expect_merge(what, &d, s->first * s->parts + i,
-                         got + (uint64_t)(i * each) * tsr_dtype_bytes(dtype));
+        for (int64_t i = 0; i < s->count * s->parts && i < 24; i++)
+            expect_matrix(what, &d, s->first * s->parts + i,
+                          got + (uint64_t)(i * each) * tsr_dtype_bytes(dtype));
         free(got);
     }
     free(d.codes), free(d.q);
@@ -85,16 +77,11 @@ static void one_stack(const stack *s, tsr_dtype dtype)
 }
 
 static const stack stacks[] = {
-    {5, 1, 6, 64, 8, 0, 5, false},    {5, 2, 14, 104, 8, 0, 5, true},
-    {5, 2, 32, 64, 16, 1, 3, true},   {4, 1, 300, 64, 24, 3, 1, true},
-    {4, 2, 256, 128, 8, 1, 3, true},  {4, 2, 256, 128, 16, 0, 4, true},
-    {4, 2, 512, 256, 16, 1, 2, true}, {4, 2, 512, 256, 8, 1, 3, false},
-    {4, 2, 512, 256, 32, 1, 3, true}, {3, 1, 256, 512, 64, 1, 2, true},
-    {3, 1, 256, 320, 72, 0, 3, true}, {3, 2, 768, 192, 40, 0, 3, false},
-    {4, 2, 512, 256, 0, 1, 3, true},  {4, 2, 512, 256, 0, 0, 4, false},
-    {5, 2, 14, 104, 0, 1, 3, true},   {5, 1, 8, 64, 8, 2, 0, true},
-    {3, 2, 384, 320, 16, 0, 3, true}, {3, 2, 128, 128, 16, 1, 2, true},
-    {3, 2, 10, 37, 5, 0, 3, true},    {3, 2, 64, 1024, 16, 0, 3, true},
+    {5, 1, 6, 64, 0, 5, false},    {5, 2, 14, 104, 0, 5, true},  {5, 2, 32, 64, 1, 3, true},
+    {4, 1, 300, 64, 3, 1, true},   {4, 2, 256, 128, 1, 3, true}, {4, 2, 512, 256, 1, 2, true},
+    {4, 2, 512, 256, 1, 3, false}, {3, 1, 256, 512, 1, 2, true}, {3, 1, 256, 320, 0, 3, true},
+    {3, 2, 768, 192, 0, 3, false}, {5, 2, 14, 104, 1, 3, true},  {5, 1, 8, 64, 2, 0, true},
+    {3, 2, 10, 37, 0, 3, true},    {3, 2, 64, 1024, 0, 3, true},
 };
 
 static void all_stacks(void)
@@ -114,9 +101,7 @@ static void experts_have_the_bits_of_their_matrices(void **state)
 static void experts_of_a_model(void **state)
 {
     (void)state;
-    static const stack large[] = {{16, 2, 1536, 2048, 16, 4, 8, true},
-                                  {16, 1, 2048, 768, 32, 0, 12, true},
-                                  {16, 1, 2048, 768, 0, 0, 12, true}};
+    static const stack large[] = {{16, 2, 1536, 2048, 4, 8, true}, {16, 1, 2048, 768, 0, 12, true}};
     for (size_t i = 0; i < sizeof large / sizeof *large; i++)
         one_stack(&large[i], TSR_BF16);
 }
@@ -325,7 +310,7 @@ static void call_sums(void *context)
 }
 
 static void weight_time(const char *name, int64_t experts, int64_t parts, int64_t rows,
-                        int64_t columns, int64_t r)
+                        int64_t columns)
 {
     int64_t elements = experts * rows * columns;
     int64_t groups = tsr_expert_groups(rows / parts, columns) * parts * experts;
@@ -336,21 +321,16 @@ static void weight_time(const char *name, int64_t experts, int64_t parts, int64_
                                    .nested_map = random_array(256, TSR_F32),
                                    .offset = random_array(experts * parts, TSR_F32),
                                    .level = cuda_copy(nf4_level, 64),
-                                   .a = random_array(experts * r * columns, TSR_BF16),
-                                   .b = random_array(experts * rows * r, TSR_BF16),
                                    .count = experts,
                                    .parts = parts,
                                    .rows = rows,
                                    .columns = columns,
-                                   .r = r,
-                                   .scale = 0.5f,
                                    .nested = true,
                                    .settled = true,
                                    .dtype = TSR_BF16};
     double ms = median_ms(call_weight, &args, TIMES);
-    double bytes = (double)elements * (2 + 0.5 + 1.0 / 64) + (double)(groups * 4) +
-                   2.0 * (double)(experts * r * (rows + columns));
-    printf("%-30s r %2d %8.3f ms %7.0f GB/s\n", name, (int)r, ms, 1e-6 * bytes / ms);
+    double bytes = (double)elements * (2 + 0.5 + 1.0 / 64) + (double)(groups * 4);
+    printf("%-30s %8.3f ms %7.0f GB/s\n", name, ms, 1e-6 * bytes / ms);
     cuda_free_all();
 }
 
@@ -405,11 +385,9 @@ static void sum_time(const char *name, int64_t out, int64_t in, int64_t r, bool 
 
 static void all_times(void)
 {
-    for (int r = 0; r <= 32; r = r ? 2 * r : 8) {
-        weight_time("gate_up 128 x 1536 x 2048", 128, 2, 1536, 2048, r);
-        weight_time("down 128 x 2048 x 768", 128, 1, 2048, 768, r);
-    }
-    weight_time("gate_up 8 x 28672 x 4096", 8, 2, 28672, 4096, 16);
+    weight_time("gate_up 128 x 1536 x 2048", 128, 2, 1536, 2048);
+    weight_time("down 128 x 2048 x 768", 128, 1, 2048, 768);
+    weight_time("gate_up 8 x 28672 x 4096", 8, 2, 28672, 4096);
     for (int load = LOAD_EVEN; load <= LOAD_ZIPF; load++)
         for (int r = 8; r <= 32; r *= 2) {
             low_time("gate_up, x gathered", 2048, r, true, false, load);

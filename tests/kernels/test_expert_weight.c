@@ -1,9 +1,9 @@
 /*
- * test_expert_weight.c: experts of a stack, each bit by bit as nf4_merge and nf4_dequant make it of its
+ * test_expert_weight.c: experts of a stack, each bit by bit as nf4_dequant makes it of its
  * matrices, whose blocks do not fill a granule; plain weights against fp64.
  */
 #include "kernels/expert_weight.h"
-#include "kernels/nf4_merge.h"
+#include "kernels/nf4_dequant.h"
 
 #include "kernels/kernel_test.h"
 
@@ -19,7 +19,7 @@ static tsr_status run(void *context, tsr_pool *pool)
 
 typedef struct {
     uint8_t *codes, *absmax_codes;
-    float *absmax, *nested_absmax, *map, *offset, *a, *b;
+    float *absmax, *nested_absmax, *map, *offset;
     int64_t granules, groups; /* of a matrix */
 } stack;
 
@@ -32,7 +32,7 @@ static uint8_t *new_bytes(int64_t count, uint64_t seed)
     return bytes;
 }
 
-static stack new_stack(int64_t parts, int64_t rows, int64_t columns, int64_t r)
+static stack new_stack(int64_t parts, int64_t rows, int64_t columns)
 {
     int64_t matrices = EXPERTS * parts;
     stack s = {.granules = tsr_expert_granules(rows / parts, columns),
@@ -43,51 +43,41 @@ static stack new_stack(int64_t parts, int64_t rows, int64_t columns, int64_t r)
     s.nested_absmax = new_gain(matrices * s.groups, 4);
     s.map = new_random(256, 5, 0.1f);
     s.offset = new_gain(matrices, 6);
-    s.a = new_random(EXPERTS * r * columns, 7, 0.1f);
-    s.b = new_random(EXPERTS * rows * r, 8, 0.1f);
     return s;
 }
 
 static void free_stack(stack *s)
 {
     free(s->codes), free(s->absmax_codes), free(s->absmax), free(s->nested_absmax);
-    free(s->map), free(s->offset), free(s->a), free(s->b);
+    free(s->map), free(s->offset);
 }
 
-/* Matrix i of the stack, rows `row` on of its expert. */
+/* Matrix i of the stack. */
 static void expect_matrix(const tsr_expert_weight_args *args, const stack *s, int64_t i,
                           const float *got)
 {
-    int64_t rows = args->rows / args->parts, e = i / args->parts, row = i % args->parts * rows;
-    int64_t count = rows * args->columns;
+    int64_t count = args->rows / args->parts * args->columns;
     float *want = new_floats(count);
     const void *absmax = args->nested ? (const void *)(s->absmax_codes + i * s->granules * 16)
                                       : (const void *)(s->absmax + i * s->granules * 16);
-    tsr_nf4_merge_args m = {.weight = {.out = want,
-                                       .codes = s->codes + i * s->granules * 512,
-                                       .absmax = absmax,
-                                       .nested_absmax = s->nested_absmax + i * s->groups,
-                                       .nested_map = s->map,
-                                       .level = levels,
-                                       .count = count,
-                                       .columns = args->columns,
-                                       .offset = s->offset[i],
-                                       .nested = args->nested},
-                            .a = s->a + e * args->r * args->columns,
-                            .b = s->b + (e * args->rows + row) * args->r,
-                            .r = args->r,
-                            .scale = args->scale};
-    assert_int_equal(args->r ? tsr_nf4_merge_ref(&m, test_pool(1))
-                             : tsr_nf4_dequant_ref(&m.weight, test_pool(1)),
-                     TSR_OK);
+    tsr_nf4_dequant_args w = {.out = want,
+                              .codes = s->codes + i * s->granules * 512,
+                              .absmax = absmax,
+                              .nested_absmax = s->nested_absmax + i * s->groups,
+                              .nested_map = s->map,
+                              .level = levels,
+                              .count = count,
+                              .columns = args->columns,
+                              .offset = s->offset[i],
+                              .nested = args->nested};
+    assert_int_equal(tsr_nf4_dequant_ref(&w, test_pool(1)), TSR_OK);
     assert_memory_equal(got, want, (size_t)count * sizeof(float));
     free(want);
 }
 
-static void one_stack(int64_t parts, int64_t rows, int64_t columns, int64_t r, int64_t first,
-                      int64_t count)
+static void one_stack(int64_t parts, int64_t rows, int64_t columns, int64_t first, int64_t count)
 {
-    stack s = new_stack(parts, rows, columns, r);
+    stack s = new_stack(parts, rows, columns);
     int64_t each = rows * columns;
     for (int nested = 0; nested < 2; nested++) {
         float *out = new_floats(count * each);
@@ -98,15 +88,11 @@ static void one_stack(int64_t parts, int64_t rows, int64_t columns, int64_t r, i
                                        .nested_map = s.map,
                                        .offset = s.offset,
                                        .level = levels,
-                                       .a = s.a,
-                                       .b = s.b,
                                        .first = first,
                                        .count = count,
                                        .parts = parts,
                                        .rows = rows,
                                        .columns = columns,
-                                       .r = r,
-                                       .scale = 0.75f,
                                        .nested = nested};
         run_on_pools(run, &args, out, count * each);
         for (int64_t i = 0; i < count * parts; i++)
@@ -119,12 +105,12 @@ static void one_stack(int64_t parts, int64_t rows, int64_t columns, int64_t r, i
 static void each_matrix_has_its_bits(void **state)
 {
     (void)state;
-    one_stack(1, 6, 64, 0, 0, EXPERTS);   /* blocks that fill no granule */
-    one_stack(2, 14, 100, 8, 0, EXPERTS); /* a last block that is short */
-    one_stack(2, 32, 64, 8, 1, 3);        /* whole granules */
-    one_stack(1, 300, 64, 3, 4, 1);       /* more than one group of nested scales */
-    one_stack(2, 2, 7, 1, 2, 2);          /* less than a block */
-    one_stack(1, 8, 64, 8, 3, 0);         /* none */
+    one_stack(1, 6, 64, 0, EXPERTS);   /* blocks that fill no granule */
+    one_stack(2, 14, 100, 0, EXPERTS); /* a last block that is short */
+    one_stack(2, 32, 64, 1, 3);        /* whole granules */
+    one_stack(1, 300, 64, 4, 1);       /* more than one group of nested scales */
+    one_stack(2, 2, 7, 2, 2);          /* less than a block */
+    one_stack(1, 8, 64, 3, 0);         /* none */
 }
 
 static void plain_weights_are_widened(void **state)
@@ -145,9 +131,6 @@ static void plain_weights_are_widened(void **state)
             .format = TSR_EXPERTS_PLAIN};
         run_on_pools(run, &args, out, count * each);
         assert_memory_equal(out, w + first * each, (size_t)(count * each) * sizeof(float));
-        args.a = args.b = w;
-        args.r = 8;
-        assert_int_equal(tsr_expert_weight_check(&args), TSR_EINVAL);
     }
     free(w), free(out), free(half);
 }
@@ -171,9 +154,6 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(tsr_expert_weight_check(&bad), TSR_EINVAL);
     bad = good;
     bad.nested = true;
-    assert_int_equal(tsr_expert_weight_check(&bad), TSR_EINVAL);
-    bad = good;
-    bad.r = 8;
     assert_int_equal(tsr_expert_weight_check(&bad), TSR_EINVAL);
     bad = good;
     bad.first = -1;
