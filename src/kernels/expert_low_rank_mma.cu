@@ -2,7 +2,7 @@
  * expert_low_rank_mma.cu: expert_low_rank and expert_low_rank_backward in bf16, in tensor cores.
  *
  * make_low   low. A block of 8 warps has 128 rows of an expert, a warp 16, and up to
- *            64 ranks; chunks of 64 summands go through a ring of three buffers, filled by asynchronous copies
+ *            64 ranks; chunks of 64 summands go through a ring of four buffers, filled by asynchronous copies
  *            that gather rows as they go.
  * add_rows   db = dz^T low and da = d_low^T x. A block has a strip of 128 columns of dz or x of an expert, a
  *            warp 16, and up to 64 ranks, in registers; the expert's rows go by in order, 64 at a time. So a sum
@@ -15,13 +15,14 @@
 #include "kernels/expert_tiles.cuh"
 #include "kernels/mma.cuh"
 
-#define THREADS 256
-#define WARPS   (THREADS / TSR_WARP)
-#define SIDE    (16 * WARPS) /* rows of a block that makes low; columns of one that adds rows */
-#define CHUNK   64
-#define STAGES  3
-#define PAD     8 /* elements: rows lie 16 bytes further modulo 128, so no two collide */
-#define EACH    (SIDE * CHUNK / TSR_VECTOR / THREADS) /* copies of a thread */
+#define THREADS    256
+#define WARPS      (THREADS / TSR_WARP)
+#define SIDE       (16 * WARPS) /* rows of a block that makes low; columns of one that adds rows */
+#define CHUNK      64
+#define LOW_STAGES 4 /* of make_low: 0.064 ms for 65536 rows of 2048, with 3 0.076 */
+#define ADD_STAGES 3
+#define PAD        8 /* elements: rows lie 16 bytes further modulo 128, so no two collide */
+#define EACH       (SIDE * CHUNK / TSR_VECTOR / THREADS) /* copies of a thread */
 
 #define RANKS       (8 * GROUPS) /* of a block */
 #define ROW_PITCH   (CHUNK + PAD)
@@ -150,15 +151,15 @@ static __global__ void __launch_bounds__(THREADS, 2)
         p.from[i] =
             row_from(&a.rows, tile.row + ((int)threadIdx.x + i * THREADS) / (CHUNK / TSR_VECTOR),
                      tile.row_end, a.rows.slot && !a.in_order);
-    for (int i = 0; i < STAGES - 1; i++)
+    for (int i = 0; i < LOW_STAGES - 1; i++)
         fetch_low<GROUPS, BY_COLUMN>(stage + i, &p, i * CHUNK);
     for (int first = 0; first < p.width; first += CHUNK) {
-        tsr_copy_wait_but_one();
+        tsr_copy_wait_but_two();
         __syncthreads(); /* this chunk is here, and nobody reads the one before it */
-        fetch_low<GROUPS, BY_COLUMN>(stage + (at ? at - 1 : STAGES - 1), &p,
-                                     first + (STAGES - 1) * CHUNK);
+        fetch_low<GROUPS, BY_COLUMN>(stage + (at ? at - 1 : LOW_STAGES - 1), &p,
+                                     first + (LOW_STAGES - 1) * CHUNK);
         multiply_low<GROUPS, BY_COLUMN>(c, stage + at);
-        at = at + 1 < STAGES ? at + 1 : 0;
+        at = at + 1 < LOW_STAGES ? at + 1 : 0;
     }
 #pragma unroll
     for (int j = 0; j < GROUPS; j++)
@@ -271,7 +272,7 @@ static __device__ __forceinline__ void write_sums(const add_place *p, float *to,
 }
 
 template <int GROUPS>
-static __global__ void __launch_bounds__(THREADS, 2)
+static __global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 3 : 2)
     add_rows(const __grid_constant__ tsr_expert_low_rank_backward_args a)
 {
     tsr_kernel_begin();
@@ -295,18 +296,18 @@ static __global__ void __launch_bounds__(THREADS, 2)
     p.row_end = a.rows.offset[expert + 1];
     p.gather = of_dz == a.spread && a.rows.slot;
     add_rows_from next = find_rows(&p, first);
-    for (int i = 0; i < STAGES - 1; i++) {
+    for (int i = 0; i < ADD_STAGES - 1; i++) {
         fetch_rows<GROUPS>(stage + i, &p, &next, first + i * CHUNK);
         next = find_rows(&p, first + (i + 1) * CHUNK);
     }
     for (; first < p.row_end; first += CHUNK) {
         tsr_copy_wait_but_one();
         __syncthreads(); /* these rows are here, and nobody reads those before them */
-        fetch_rows<GROUPS>(stage + (at ? at - 1 : STAGES - 1), &p, &next,
-                           first + (STAGES - 1) * CHUNK);
-        next = find_rows(&p, first + STAGES * CHUNK);
+        fetch_rows<GROUPS>(stage + (at ? at - 1 : ADD_STAGES - 1), &p, &next,
+                           first + (ADD_STAGES - 1) * CHUNK);
+        next = find_rows(&p, first + ADD_STAGES * CHUNK);
         multiply_rows<GROUPS>(c, stage + at);
-        at = at + 1 < STAGES ? at + 1 : 0;
+        at = at + 1 < ADD_STAGES ? at + 1 : 0;
     }
     write_sums<GROUPS>(&p, (of_dz ? a.db : a.da) + expert * p.width * p.r, !of_dz, c);
 }
@@ -318,7 +319,7 @@ static tsr_status launch_low(tsr_stream *stream, const tsr_expert_low_rank_args 
 {
     void (*kernel)(const tsr_expert_low_rank_args) =
         args->by_column ? make_low<GROUPS, true> : make_low<GROUPS, false>;
-    int bytes = STAGES * (int)sizeof(low_stage<GROUPS>);
+    int bytes = LOW_STAGES * (int)sizeof(low_stage<GROUPS>);
     int64_t blocks = tsr_expert_most_blocks(args->rows.most, args->rows.experts, SIDE) *
                      tsr_blocks(args->r, RANKS);
     TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, bytes, "expert_low_rank"));
@@ -337,7 +338,7 @@ template <int GROUPS>
 static tsr_status launch_add(tsr_stream *stream, const tsr_expert_low_rank_backward_args *args)
 {
     const char *op = "expert_low_rank_backward";
-    int bytes = STAGES * (int)sizeof(add_stage<GROUPS>);
+    int bytes = ADD_STAGES * (int)sizeof(add_stage<GROUPS>);
     int64_t strips = tsr_blocks(args->out, SIDE) + tsr_blocks(args->in, SIDE);
     TSR_TRY(tsr_allow_shared(stream, (const void *)add_rows<GROUPS>, bytes, op));
     TSR_LAUNCH_SHARED(add_rows<GROUPS>,
