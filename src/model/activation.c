@@ -125,7 +125,7 @@ static void fill_traits(tsr_matrix_traits *out, const tsr_activation_options *o,
     for (int i = 0; i < unit->block->matrix_count; i++)
         out[i] = tsr_activation_traits(o, &unit->linear[i]);
     for (int i = 0; i < unit->block->stack_count; i++)
-        out[tsr_stack_weight(i)] = (tsr_matrix_traits){.r = unit->stack[i].r};
+        out[tsr_stack_weight(i)] = tsr_stack_traits(unit->block, i, unit->stack[i].r);
 }
 
 /* The slots that a block takes from: whole ones, or those of which every layer has a part. */

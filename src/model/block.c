@@ -18,6 +18,7 @@ static int16_t add_value(tsr_block *b, tsr_value_name called, uint64_t width, bo
                                            .statistic = statistic,
                                            .node = TSR_NONE,
                                            .matrix = TSR_NONE,
+                                           .stack = TSR_NONE,
                                            .slot = TSR_NONE};
     return (int16_t)b->value_count++;
 }
@@ -322,6 +323,9 @@ static int16_t add_stack(tsr_block *b, tsr_node *node, const tsr_stack *stack, i
     int16_t index = (int16_t)b->stack_count++;
     b->stack[index] = *stack;
     b->stack[index].node = (int16_t)(node - b->node);
+    b->stack[index].low = add_value(b, (tsr_value_name){"low", "x A of the experts"}, 0, false);
+    b->value[b->stack[index].low].node = b->stack[index].node;
+    b->value[b->stack[index].low].stack = index;
     node->spec.experts = (tsr_experts_spec){.experts = (int32_t)stack->experts,
                                             .chosen = chosen,
                                             .out = (int64_t)stack->out,
@@ -502,7 +506,9 @@ tsr_status tsr_block_end(tsr_block *b, tsr_residual r, const char *who)
 void tsr_value_print(char *out, uint64_t bytes, const tsr_block *block, int value)
 {
     const tsr_value *v = &block->value[value];
-    if (v->matrix == TSR_NONE)
+    if (v->stack != TSR_NONE)
+        snprintf(out, bytes, "%s %s", v->name, block->stack[v->stack].name);
+    else if (v->matrix == TSR_NONE)
         snprintf(out, bytes, "%s", v->name);
     else
         snprintf(out, bytes, "%s %s", v->name, block->matrix[v->matrix].name);

@@ -64,6 +64,7 @@ typedef struct {
     int parts; /* 1 or 2 */
     bool bias;
     int16_t node; /* that multiplies with it */
+    int16_t low;  /* the value s x A^T, of each expert of a token; of a combine times its weight */
 } tsr_stack;
 
 static inline uint64_t tsr_stack_matrices(const tsr_stack *stack)
@@ -95,6 +96,7 @@ typedef struct {
     bool index;     /* int32, in a statistic's place: it has no gradient */
     int16_t node;   /* that makes it; TSR_NONE: it enters the block */
     int16_t matrix; /* that it belongs to, or TSR_NONE */
+    int16_t stack;  /* whose low it is, or TSR_NONE */
     int16_t slot;   /* shared with other layers in this slot, or TSR_NONE */
     bool of_layer;  /* what is taken from the slot is the part of the layer that takes it */
 } tsr_value;

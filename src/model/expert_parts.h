@@ -20,7 +20,8 @@ typedef struct {
     const tsr_expert_stack *stack;
     tsr_routes routes;
     int64_t group; /* experts whose weights are there at a time */
-    void *low;     /* [rows, r]: s x A^T, or of a backward s dz B */
+    void *low;     /* [rows, r]: s x A^T where it is not kept; of a backward s dz B */
+    void *kept;    /* [rows, r]: the stack's value low; NULL: it is not kept */
     char *rest;    /* of the workspace */
 } tsr_expert_work;
 
@@ -35,8 +36,8 @@ uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t wid
 /* Rows as ops take them; `gather`: their own are those of the tokens. */
 tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *work, bool gather);
 
-/* z = x W^T with its adapters. dx = dz W with theirs, after tsr_expert_adapters. */
-tsr_status tsr_expert_forward(const tsr_expert_work *work, void *z, const void *x, bool gather);
+/* z = x W^T with its adapters; with p, x is of rows. dx = dz W with theirs, after tsr_expert_adapters. */
+tsr_status tsr_expert_forward(const tsr_expert_work *work, void *z, const void *x, const float *p);
 tsr_status tsr_expert_backward(const tsr_expert_work *work, void *dx, const void *dz, bool gather);
 
 /* The gradients of all A and B, in the rest of the workspace, and low for tsr_expert_backward. Without p, x is of tokens and dz of

@@ -7,9 +7,9 @@
 #include <string.h>
 
 /* What can be made again by itself: a node; of linears one of them; of a norm its sum apart from the rest, for which
- * it is enough to read the sum; and x A^T of a linear that does not run. */
+ * it is enough to read the sum; and x A^T of a linear, or of experts, that do not run. */
 enum {
-    MOST_UNITS = 2 * TSR_BLOCK_NODES + 2 * TSR_BLOCK_MATRICES,
+    MOST_UNITS = 2 * TSR_BLOCK_NODES + 2 * TSR_BLOCK_MATRICES + TSR_BLOCK_STACKS,
     SOURCE = 0, /* what runs again is on this side */
     SINK,
     UNITS,
@@ -102,6 +102,15 @@ static double bytes_of(const network *n, int value)
     return width * n->layer->tokens * (statistic ? sizeof(float) : n->layer->element);
 }
 
+/* x A^T, in as many seconds: the backward makes it again if the unit that makes it has not run. */
+static void add_low(network *n, int unit, int16_t value, double seconds)
+{
+    int low = add_unit(n, 0);
+    connect(n, low, unit, 0, seconds);
+    connect(n, unit, low, 0, NEVER);
+    makes(n, low, value);
+}
+
 static void add_linear(network *n, int index, int port)
 {
     const tsr_layer_program *p = n->layer->program;
@@ -113,13 +122,9 @@ static void add_linear(network *n, int index, int port)
     makes(n, unit, m->inner);
     if (!p->needed[m->low])
         return;
-    /* The backward makes it again if the linear has not. */
     const tsr_costing c = costing_of(n);
     tsr_cost_low(&c, node, port);
-    int low = add_unit(n, 0);
-    connect(n, low, unit, 0, n->seconds);
-    connect(n, unit, low, 0, NEVER);
-    makes(n, low, m->low);
+    add_low(n, unit, m->low, n->seconds);
 }
 
 static void add_norm(network *n, int index)
@@ -157,6 +162,14 @@ static void add_node(network *n, int index)
         reads(n, unit, node->in[i]);
         makes(n, unit, node->out[i]);
     }
+    if (node->kind != &tsr_node_experts && node->kind != &tsr_node_combine)
+        return;
+    int16_t low = n->layer->program->block->stack[node->weight[0]].low;
+    if (!n->layer->program->needed[low])
+        return;
+    const tsr_costing c = costing_of(n);
+    tsr_cost_low_of_experts(&c, node);
+    add_low(n, unit, low, n->seconds);
 }
 
 static void build(network *n)

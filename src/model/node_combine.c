@@ -10,7 +10,8 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     tsr_expert_work work = tsr_expert_work_begin(p, node, node->in[TSR_COMBINE_ROUTES]);
-    TSR_TRY(tsr_expert_forward(&work, work.rest, p->value[node->in[TSR_COMBINE_ROWS]], false));
+    TSR_TRY(tsr_expert_forward(&work, work.rest, p->value[node->in[TSR_COMBINE_ROWS]],
+                               p->value[node->in[TSR_COMBINE_P]]));
     return p->context->kernels->combine(p->context->stream,
                                         &(tsr_combine_args){.y = p->value[node->out[0]],
                                                             .z = work.rest,
@@ -56,10 +57,10 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
                   const tsr_matrix_traits *traits)
 {
-    (void)block;
-    (void)traits;
     for (int i = 0; i <= TSR_COMBINE_ROUTES; i++)
         tsr_needs_read(out, node->in[i]);
+    if (traits[tsr_stack_weight(node->weight[0])].r)
+        tsr_needs_read(out, block->stack[node->weight[0]].low);
 }
 
 static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,

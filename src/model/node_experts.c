@@ -4,8 +4,8 @@
  *
  * NF4 and MXFP4 are decoded in the forward and again in the backward: for some experts at a time, or as a GPU's kernel
  * multiplies. Adapters are never merged, and add no pass over the results: s x A^T, or s dz B, is made first, and is more
- * summands of the same matmul. The gradients of A and B are sums over the rows of both, of which the backward makes the first
- * again.
+ * summands of the same matmul. The gradients of A and B are sums over the rows of both, of which the forward keeps the first, or
+ * the backward makes it again.
  */
 #include "base/checked.h"
 #include "model/expert_parts.h"
@@ -54,6 +54,7 @@ tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node
                                                      spec->chosen, spec->experts),
                              .group = group_of(node, pass->context->dtype),
                              .low = (char *)pass->workspace + weight_bytes(node, context->dtype),
+                             .kept = pass->value[pass->block->stack[node->weight[0]].low],
                              .rest = (char *)pass->workspace + taken};
 }
 
@@ -122,8 +123,8 @@ static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args
     return TSR_OK;
 }
 
-static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, bool gather,
-                           bool backward)
+static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, const void *low,
+                           bool gather, bool backward)
 {
     const tsr_linear_context *context = w->pass->context;
     const tsr_expert_stack *s = w->stack;
@@ -133,7 +134,7 @@ static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, boo
                                   .stored = stored_of(w),
                                   .scratch = w->pass->workspace,
                                   .held = w->group,
-                                  .low = w->low,
+                                  .low = low,
                                   .factor = backward ? s->a : s->b,
                                   .r = (int64_t)s->r,
                                   .bias = backward ? (tsr_frozen){NULL, TSR_F32} : s->bias,
@@ -169,18 +170,20 @@ static tsr_status make_low(const tsr_expert_work *w, const tsr_expert_low_rank_a
     return context->kernels->expert_low_rank(context->stream, args);
 }
 
-tsr_status tsr_expert_forward(const tsr_expert_work *w, void *z, const void *x, bool gather)
+tsr_status tsr_expert_forward(const tsr_expert_work *w, void *z, const void *x, const float *p)
 {
-    tsr_expert_low_rank_args low = low_of(w, x, gather, false);
-    low.low = w->low;
+    tsr_expert_low_rank_args low = low_of(w, x, !p, false);
+    low.low = w->kept && !p ? w->kept : w->low;
+    low.weighted = p ? w->kept : NULL;
+    low.p = p;
     if (w->stack->r)
         TSR_TRY(make_low(w, &low));
-    return multiply(w, z, x, gather, false);
+    return multiply(w, z, x, low.low, !p, false);
 }
 
 tsr_status tsr_expert_backward(const tsr_expert_work *w, void *dx, const void *dz, bool gather)
 {
-    return multiply(w, dx, dz, gather, true);
+    return multiply(w, dx, dz, w->low, gather, true);
 }
 
 uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *traits,
@@ -200,7 +203,7 @@ tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, const vo
     const tsr_linear_context *context = w->pass->context;
     uint64_t each =
         tsr_expert_rows_bytes(w->node, context->tokens, (int64_t)w->stack->r, context->dtype);
-    void *low = w->rest, *d_low = p ? w->rest + each : w->low;
+    void *low = w->kept ? w->kept : w->rest, *d_low = p ? w->rest + each : w->low;
     tsr_expert_low_rank_args of_x = low_of(w, x, !p, false), of_dz = low_of(w, dz, p, true);
     of_x.p = of_dz.p = p;
     of_dz.low = w->low;
@@ -208,7 +211,8 @@ tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, const vo
         of_x.weighted = low, of_dz.weighted = d_low;
     else
         of_x.low = low;
-    TSR_TRY(make_low(w, &of_x));
+    if (!w->kept)
+        TSR_TRY(make_low(w, &of_x));
     TSR_TRY(make_low(w, &of_dz));
     return context->kernels->expert_low_rank_backward(
         context->stream, &(tsr_expert_low_rank_backward_args){.x = x,
@@ -232,7 +236,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
     const tsr_node *node = &p->block->node[step->node];
     tsr_expert_work work = tsr_expert_work_begin(p, node, node->in[TSR_EXPERTS_ROUTES]);
     return tsr_expert_forward(&work, p->value[node->out[0]], p->value[node->in[TSR_EXPERTS_X]],
-                              true);
+                              NULL);
 }
 
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
@@ -259,10 +263,11 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
                   const tsr_matrix_traits *traits)
 {
-    (void)block;
     tsr_needs_read(out, node->in[TSR_EXPERTS_ROUTES]);
-    if (traits[tsr_stack_weight(node->weight[0])].r)
-        tsr_needs_read(out, node->in[TSR_EXPERTS_X]);
+    if (!traits[tsr_stack_weight(node->weight[0])].r)
+        return;
+    tsr_needs_read(out, node->in[TSR_EXPERTS_X]);
+    tsr_needs_read(out, block->stack[node->weight[0]].low);
 }
 
 static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
@@ -280,22 +285,44 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
 
 /* ---- cost ---- */
 
-/* What adapters add beside the summands of the base's matmul: low of x, or of dz; backward also that of x again, and the
- * sums of their gradients. */
+static void cost_low(const tsr_costing *c, const tsr_node *node, tsr_work_term term)
+{
+    double amount = c->layer->tokens * node->spec.experts.chosen * (double)node->spec.experts.in;
+    double flops = 2 * amount * c->layer->stack[node->weight[0]].r;
+    tsr_cost_both(c, term, TSR_WORK_NARROW, (tsr_work_amount){flops, 0},
+                  (tsr_work_amount){flops, c->layer->element * amount});
+}
+
+void tsr_cost_low_of_experts(const tsr_costing *c, const tsr_node *node)
+{
+    cost_low(c, node, TSR_WORK_RECOMPUTE);
+}
+
+/* Whether low is there no more: not kept, and the forward is not run again. */
+static bool lost_low(const tsr_costing *c, const tsr_node *node)
+{
+    const tsr_layer_program *p = c->layer->program;
+    for (int i = 0; i < p->remade.count; i++)
+        if (&p->block->node[p->remade.step[i].node] == node)
+            return false;
+    return !tsr_keep_has(&p->keep, p->block->stack[node->weight[0]].low);
+}
+
+/* What adapters add beside the summands of the base's matmul: low of x, or of dz and the sums of their gradients. */
 static void cost_adapters(const tsr_costing *c, const tsr_node *node, double rows, bool back)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
     double in = (double)spec->in, out = (double)spec->out, element = c->layer->element;
     double r = c->layer->stack[node->weight[0]].r;
-    if (!back)
-        tsr_cost_both(c, TSR_WORK_ADAPTERS_FORWARD, TSR_WORK_NARROW,
-                      (tsr_work_amount){2 * rows * r * in, 0},
-                      (tsr_work_amount){2 * rows * r * in, element * rows * in});
-    else
-        tsr_cost_both(
-            c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW,
-            (tsr_work_amount){2 * rows * r * (in + 2 * out), element * rows * (in + out)},
-            (tsr_work_amount){4 * rows * r * (in + out), 2 * element * rows * (in + out)});
+    const tsr_work_amount least = {2 * rows * r * (in + 2 * out), element * rows * (in + out)};
+    const tsr_work_amount here = {least.flops, element * rows * (in + 2 * out)};
+    if (!back) {
+        cost_low(c, node, TSR_WORK_ADAPTERS_FORWARD);
+        return;
+    }
+    if (lost_low(c, node))
+        tsr_cost_low_of_experts(c, node);
+    tsr_cost_both(c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, least, here);
 }
 
 void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind pass, bool dx)

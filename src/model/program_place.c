@@ -51,6 +51,8 @@ static const tsr_node *node_of(const placing *p, const tsr_step *step)
 uint64_t tsr_value_width(const tsr_layer_program *program, int value)
 {
     const tsr_value *v = &program->block->value[value];
+    if (v->stack != TSR_NONE)
+        return program->traits[tsr_stack_weight(v->stack)].low;
     if (v->matrix == TSR_NONE)
         return v->width;
     const tsr_matrix *m = &program->block->matrix[v->matrix];
@@ -206,10 +208,18 @@ static tsr_place_kind outside(const placing *p, int16_t value)
 static bool is_low(const placing *p, int value)
 {
     int matrix = p->program->block->value[value].matrix;
+    if (p->program->block->value[value].stack != TSR_NONE)
+        return true;
     return matrix != TSR_NONE && p->program->block->matrix[matrix].low == value;
 }
 
-/* What a step makes: its outputs, and of linears what goes with them. */
+static int16_t low_of_experts(const placing *p, const tsr_node *node)
+{
+    bool experts = node->kind == &tsr_node_experts || node->kind == &tsr_node_combine;
+    return experts ? p->program->block->stack[node->weight[0]].low : TSR_NONE;
+}
+
+/* What a step makes: its outputs, and of linears and experts what goes with them. */
 static int list_made(int16_t out[3 * TSR_NODE_PORTS], const placing *p, const tsr_step *step)
 {
     const tsr_node *node = node_of(p, step);
@@ -218,6 +228,9 @@ static int list_made(int16_t out[3 * TSR_NODE_PORTS], const placing *p, const ts
         if (!(step->outputs & 1u << i))
             continue;
         out[count++] = node->out[i];
+        int16_t low = low_of_experts(p, node);
+        if (low != TSR_NONE && tsr_value_width(p->program, low))
+            out[count++] = low;
         if (node->kind != &tsr_node_linear)
             continue;
         const tsr_matrix *m = &p->program->block->matrix[node->weight[i]];

@@ -44,6 +44,8 @@ void tsr_cost_linears_forward(const tsr_costing *c, const tsr_node *node, const 
 void tsr_cost_linears_backward(const tsr_costing *c, const tsr_node *node, const tsr_step *step);
 /* x A^T of one of them, which its backward makes again. */
 void tsr_cost_low(const tsr_costing *c, const tsr_node *node, int port);
+/* node_experts.c: the same of experts. */
+void tsr_cost_low_of_experts(const tsr_costing *c, const tsr_node *node);
 /* DoRA's norms of one linear, once a step. */
 void tsr_cost_norm(const tsr_costing *c, const tsr_work_linear *x);
 

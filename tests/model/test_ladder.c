@@ -66,6 +66,8 @@ static void make_rig(rig *r, uint64_t seed)
                                                .drops = t->r && seed % 3 == 0};
         r->traits[i] = tsr_work_traits(&r->layer, i);
     }
+    for (int i = 0; i < r->block.stack_count; i++)
+        r->layer.stack[i].r = (double)r->traits[tsr_stack_weight(i)].r;
     r->rates = (tsr_work_rates){1e30, 1, fraction(seed, 101), 1, 1};
     for (int i = 0; i < TSR_WORK_KINDS; i++)
         r->rates.reached[i] = fraction(seed, (uint64_t)i);

@@ -172,6 +172,9 @@ static void run_forward(memory *m, const tsr_step *step, bool again)
         }
         put(m, (thing){node->out[port], VALUE}, places[node->out[port]]);
     }
+    for (int n = 0; n < b->stack_count; n++)
+        if (b->stack[n].node == step->node && places[b->stack[n].low].kind != TSR_PLACE_NOWHERE)
+            put(m, (thing){b->stack[n].low, VALUE}, places[b->stack[n].low]);
 }
 
 /* Other layers and the head have run: what is not this layer's own is gone. */
@@ -183,13 +186,14 @@ static void forget(memory *m)
 
 /* ---- backward ---- */
 
-/* x A^T of a linear that is not run again, which makes it itself. */
+/* x A^T of a linear or of experts that are not run again, which make it themselves. */
 static bool may_lack(const memory *m, int16_t value)
 {
     const tsr_layer_program *p = m->program;
     int matrix = p->block->value[value].matrix;
-    return matrix != TSR_NONE && p->block->matrix[matrix].low == value && !p->kept[value] &&
-           p->in_backward[value].kind == TSR_PLACE_NOWHERE;
+    bool low = matrix != TSR_NONE ? p->block->matrix[matrix].low == value
+                                  : p->block->value[value].stack != TSR_NONE;
+    return low && !p->kept[value] && p->in_backward[value].kind == TSR_PLACE_NOWHERE;
 }
 
 static void read_backward(const memory *m, const tsr_step *step)
