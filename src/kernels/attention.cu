@@ -12,6 +12,7 @@
 #include "kernels/cuda.cuh"
 
 #include "kernels/attention_cudnn.h"
+#include "kernels/attention_wgmma.h"
 
 #define THREADS    256
 #define MIN_BLOCKS 64 /* for clearing, whose extent is known on the device only */
@@ -192,6 +193,8 @@ tsr_status tsr_kernels_cudnn_version(tsr_library_version *out)
 uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
 {
     uint64_t own = tsr_attention_own_workspace_bytes(bounds);
+    if (tsr_attention_wgmma_fits(bounds)) /* whatever the card, so that plans do not depend on it */
+        own = tsr_attention_wgmma_workspace_bytes(bounds);
     tsr_sdpa_cut cut;
     if (!tsr_sdpa_cut_for(&cut, bounds, TSR_SDPA_CAP(bounds)))
         return own;
@@ -221,6 +224,9 @@ tsr_status tsr_attention_backward_cuda(tsr_stream *stream, const tsr_attention_b
     TSR_TRY(tsr_attention_backward_check(args));
     const tsr_sdpa *sdpa = sdpa_of(stream);
     const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &args->shape);
-    return plans ? tsr_sdpa_backward(sdpa, plans, stream, args)
-                 : tsr_attention_backward_own(stream, args);
+    if (plans)
+        return tsr_sdpa_backward(sdpa, plans, stream, args);
+    return tsr_attention_wgmma_takes(stream, args)
+               ? tsr_attention_backward_wgmma(stream, args, false)
+               : tsr_attention_backward_own(stream, args);
 }

@@ -7,8 +7,8 @@
  * one longest length. Lengths are data: lists on the device, made from cu_seqlens before each call.
  *
  * The deterministic backward writes dq without atomics, for which cuDNN keeps dS whole: documents x
- * heads x longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads, and
- * documents too long for either into tiles.
+ * heads x longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads.
+ * Documents too long for either are attention_wgmma.h's, or, of heads that this does not take, cut into tiles.
  *
  * Cost     4 D FLOPs forward, 10 D backward for each visible pair and query head, on tensor cores.
  */
@@ -18,6 +18,7 @@
 #include "base/dtype.h"
 #include "base/log.h"
 #include "kernels/attention_cudnn_tiles.h"
+#include "kernels/attention_wgmma.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,7 @@ struct tsr_sdpa {
     cudnnHandle_t handle;
     tsr_sdpa_plans plans[MAX_PLANS];
     int plan_count, turn;
+    bool wgmma; /* attention_wgmma.h runs on this card */
 };
 
 /* ---- cutting: known without a device ---- */
@@ -138,6 +140,10 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     /* The narrow cut says whether at all and how, so that which kernel runs, and with it the bits, does not depend on
      * how much memory is left. */
     bool tiles = !cut_pairs(cut, b, pairs_within(cap >> b->wider, pair));
+    if (tiles && !b->atomics && tsr_attention_wgmma_fits(b)) {
+        cut->own_bytes = tsr_attention_wgmma_workspace_bytes(b);
+        return true;
+    }
     if (tiles ? !tsr_sdpa_cut_tiles(cut, b, cap >> b->wider) : !has_few_launches(cut))
         return false;
     if (!tiles)
@@ -157,7 +163,7 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
 uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut)
 {
     return cut->list_bytes + cut->stats_bytes + cut->delta_bytes + cut->sum_bytes +
-           cut->tile_bytes + cut->plan_bytes;
+           cut->tile_bytes + cut->own_bytes + cut->plan_bytes;
 }
 
 /* ---- plans ---- */
@@ -261,13 +267,14 @@ tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *b
             return TSR_OK;
         }
     if (tsr_sdpa_cut_for(&plans.cut, bounds, cap)) {
-        bool past = bounds->train && plans.cut.span;
-        plans.forward = new_graph(sdpa, &plans, FORWARD);
-        if (plans.forward && bounds->train)
+        bool own = plans.cut.own_bytes, past = bounds->train && plans.cut.span;
+        if (!own || sdpa->wgmma)
+            plans.forward = new_graph(sdpa, &plans, FORWARD);
+        if (plans.forward && bounds->train && !own)
             plans.backward = new_graph(sdpa, &plans, BACKWARD);
         if (plans.backward && past)
             plans.past = new_graph(sdpa, &plans, BACKWARD_PAST);
-        if ((bounds->train && !plans.backward) || (past && !plans.past)) /* all or none */
+        if ((bounds->train && !own && !plans.backward) || (past && !plans.past)) /* all or none */
             free_graphs(&plans);
     } else {
         tsr_log(TSR_LOG_INFO,
@@ -322,6 +329,7 @@ tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device)
     tsr_sdpa *sdpa = calloc(1, sizeof *sdpa);
     if (!sdpa)
         return tsr_fail(TSR_ENOMEM, "out of memory for cuDNN's plans");
+    sdpa->wgmma = tsr_nf4_merge_boxes(device) != NULL;
     cudnnStatus_t status = tsr_cudnn_lib.Create(&sdpa->handle);
     if (status == CUDNN_STATUS_SUCCESS) {
         *out = sdpa;
@@ -358,7 +366,7 @@ void tsr_sdpa_turn(tsr_sdpa *sdpa, int job)
 typedef struct {
     int32_t *lists;
     float *stats, *delta, *sum;
-    void *tiles, *plan;
+    void *tiles, *plan; /* tiles: or the own backward's */
 } parts;
 
 static tsr_status split_workspace(parts *out, const char *op, const tsr_sdpa_plans *plans,
@@ -375,7 +383,7 @@ static tsr_status split_workspace(parts *out, const char *op, const tsr_sdpa_pla
     out->delta = (float *)(at += cut->stats_bytes);
     out->sum = (float *)(at += cut->delta_bytes);
     out->tiles = at += cut->sum_bytes;
-    out->plan = at + cut->tile_bytes;
+    out->plan = at + cut->tile_bytes + cut->own_bytes;
     return TSR_OK;
 }
 
@@ -472,6 +480,15 @@ static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pl
     return tsr_sdpa_execute(sdpa->handle, plans->backward, &p, w->plan);
 }
 
+static tsr_status own_backward(tsr_stream *stream, const tsr_attention_backward_args *args,
+                               const parts *w, const tsr_sdpa_cut *cut)
+{
+    tsr_attention_backward_args own = *args;
+    own.shape.workspace = w->tiles;
+    own.shape.workspace_bytes = cut->own_bytes;
+    return tsr_attention_backward_wgmma(stream, &own, true);
+}
+
 tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
                              const tsr_attention_backward_args *a)
 {
@@ -480,9 +497,11 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
     const tsr_attention_shape *s = &a->shape;
     if (s->tokens == 0)
         return TSR_OK;
-    if (!plans->backward)
+    if (!plans->backward && !cut->own_bytes)
         return tsr_fail(TSR_EINVAL, "attention_backward: its plans are an evaluation's");
     TSR_TRY(split_workspace(&w, "attention_backward", plans, s->workspace, s->workspace_bytes));
+    if (cut->own_bytes)
+        return own_backward(stream, a, &w, cut);
     TSR_TRY(use_stream(sdpa, stream));
     int32_t q_row = s->q_heads * s->head_dim, kv_row = s->kv_heads * s->head_dim;
     int32_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim), v_row = s->kv_heads * v_dim;

@@ -3,7 +3,7 @@
  * the entry points behind the dispatch of attention.cu. Inside src/kernels and its tests only.
  *
  *     own      attention_own.cu: any dtype, head_dim up to 512, window; attention_mma.cu: its BF16 on
- *              tensor cores; lse as attention.h says
+ *              tensor cores; attention_wgmma.cu: its backward for heads of 128 on sm_90a; lse as attention.h says
  *     cuDNN    attention_cudnn.c: a call within bounds that tsr_sdpa_prepare got and cuDNN planned;
  *              lse is then [tokens, Hq], which the backward alone reads back; sinks are put in after
  *              its forward (attention.cu)
@@ -30,8 +30,9 @@ tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_ba
 /* How a run's attention is cut into launches. The forward is one; the backward keeps every score of
  * its launch in bf16 (that is what makes it deterministic), and so is cut into `pieces` of at most
  * `documents` documents, and `groups` of `heads` query heads. With atomics it keeps dq in fp32 instead,
- * and is cut only where dk and dv of each query head need more than the cap. A document too long for
- * that is cut into tiles of `span` tokens (attention_cudnn_tiles.h). */
+ * and is cut only where dk and dv of each query head need more than the cap. For a document too long for
+ * that the backward is attention_wgmma.h's, or, of other heads, cut into tiles of `span` tokens
+ * (attention_cudnn_tiles.h). */
 typedef struct {
     int64_t longest; /* tokens of a document, rounded up */
     int64_t documents, pieces;
@@ -45,6 +46,7 @@ typedef struct {
     int64_t span, rows,
         columns; /* of tiles: spans of queries, of keys for each; span 0: no tiles */
     uint64_t tile_bytes;
+    uint64_t own_bytes; /* of attention_wgmma.h's backward; 0: cuDNN's */
 } tsr_sdpa_cut;
 
 /* What one launch may keep: 4 documents of 2048 tokens, 32 heads of 128; more where bounds are wider. */

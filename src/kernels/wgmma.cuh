@@ -86,6 +86,33 @@ static __device__ __forceinline__ void tsr_box_copy_of(uint32_t to, const CUtens
                  : "memory");
 }
 
+/* `bytes` that lie in order, a multiple of 16 as both addresses. */
+static __device__ __forceinline__ void tsr_bulk_fetch(uint32_t to, const void *from, unsigned bytes,
+                                                      uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* Integers from shared memory are added to those in global memory, in any order with others. One thread asks,
+ * after tsr_bulk_written of all that wrote them. */
+static __device__ __forceinline__ void tsr_bulk_add(int32_t *to, uint32_t from, unsigned bytes)
+{
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(to),
+        "r"(from), "r"(bytes)
+        : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* What this thread has asked to add has been read from shared memory. */
+static __device__ __forceinline__ void tsr_bulk_add_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /* ---- registers ---- */
 
 /* Of a kernel that begins with fewer or more of them than a warpgroup's part of it needs: each of its
@@ -127,6 +154,20 @@ static __device__ __forceinline__ void tsr_wgmma_commit(void)
 static __device__ __forceinline__ void tsr_wgmma_wait_but_one(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+
+/* All groups but the latest N have ended; their sums are read after tsr_wgmma_sums. */
+template <int N> static __device__ __forceinline__ void tsr_wgmma_wait_but(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Nothing reads these sums before. */
+template <int N> static __device__ __forceinline__ void tsr_wgmma_sums(float c[N][4])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
 }
 
 /* All groups have ended, and their sums may be read. */
@@ -186,6 +227,39 @@ static __device__ __forceinline__ void tsr_wgmma_128(float c[16][4], uint64_t le
                  "}"
                  : TSR_SUMS(0), TSR_SUMS(4), TSR_SUMS(8), TSR_SUMS(12)
                  : "l"(left), "l"(right), "r"((int)add), "n"(COLUMNS));
+}
+
+/* The same of a left operand in registers: a[j] as mma.m16n8k16 has it, of 16 products. */
+template <int COLUMNS>
+static __device__ __forceinline__ void tsr_wgmma_128_of(float c[16][4], const uint32_t a[4],
+                                                        uint64_t right)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                 : TSR_SUMS(0), TSR_SUMS(4), TSR_SUMS(8), TSR_SUMS(12)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "n"(COLUMNS));
+}
+
+/* The same of 64 columns: c[j], j < 8. LEFT_COLUMNS: the left operand's rows are the columns of its tile, of
+ * tsr_wgmma_columns. */
+template <int LEFT_COLUMNS, int COLUMNS>
+static __device__ __forceinline__ void tsr_wgmma_64(float c[8][4], uint64_t left, uint64_t right,
+                                                    bool add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p, 1, 1, %35, %36;\n"
+                 "}"
+                 : TSR_SUMS(0), TSR_SUMS(4)
+                 : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_COLUMNS), "n"(COLUMNS));
 }
 
 #undef TSR_SUMS

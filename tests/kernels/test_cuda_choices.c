@@ -1,9 +1,10 @@
 /*
  * test_cuda_choices.c: what is chosen for a GPU does not depend on the memory that is left: which kernel
- * runs attention, and, once a run has chosen, the algorithms of its matmuls. Without a GPU: cuBLASLt is
+ * runs attention, in how much memory, and, once a run has chosen, the algorithms of its matmuls. Without a GPU: cuBLASLt is
  * made up, and so is the clock.
  */
 #include "kernels/attention_cudnn.h"
+#include "kernels/attention_wgmma.h"
 #include "kernels/gemm_cublaslt.h"
 
 #include <setjmp.h>
@@ -307,12 +308,80 @@ static void attention_runs_in_the_same_kernel(void **state)
             if (!runs)
                 continue;
             assert_int_equal(wide.span, cut.span);
+            assert_int_equal(wide.own_bytes, cut.own_bytes);
             assert_true(wide.pieces * wide.groups <= cut.pieces * cut.groups);
         }
-        if (b.longest > 18000) /* in tiles, but for dq that is added up by atomics */
-            assert_true(runs && (i % 2 ? !cut.span : cut.span == 8192));
+        if (b.longest > 18000) /* the own backward, but for dq that is added up by atomics */
+            assert_true(runs && !cut.span && (cut.own_bytes == 0) == i % 2);
         if (i / 2 < 2 || i % 2) /* the first two are long enough for its launches to pay */
             assert_true(runs);
+    }
+}
+
+/* What the plan takes for a real shape, and that cutting keeps to it. */
+static void workspaces_are_bounded(void **state)
+{
+    (void)state;
+#ifndef TSR_CUDNN
+    skip();
+#endif
+    for (int64_t longest = 512; longest <= 16384; longest *= 2) {
+        tsr_attention_bounds b = {.tokens = 16384,
+                                  .documents = 16384 / longest,
+                                  .longest = longest,
+                                  .q_heads = 32,
+                                  .kv_heads = 8,
+                                  .head_dim = 128,
+                                  .dtype = TSR_BF16,
+                                  .train = true};
+        tsr_sdpa_cut cut;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_true(cut.documents * cut.pieces >= b.documents);
+        assert_int_equal(cut.heads * cut.groups, b.q_heads);
+        assert_int_equal(cut.kv_heads * cut.groups, b.kv_heads);
+        assert_true(cut.plan_bytes <= (longest > 8192 ? 2 : 1) * TSR_SDPA_CAP_BYTES + (2 << 20));
+        uint64_t repeatable = tsr_sdpa_workspace_bytes(&cut);
+        assert_true(tsr_attention_workspace_bytes_cuda(&b) == repeatable);
+        b.atomics = true;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_true(tsr_attention_workspace_bytes_cuda(&b) == tsr_sdpa_workspace_bytes(&cut));
+        assert_true(tsr_sdpa_workspace_bytes(&cut) < repeatable && cut.groups == 1);
+        b.train = false;
+        assert_true(tsr_attention_workspace_bytes_cuda(&b) < 4 << 20);
+    }
+}
+
+/* Documents of any length: what a launch keeps does not grow with them. */
+static void long_documents_are_bounded(void **state)
+{
+    (void)state;
+#ifndef TSR_CUDNN
+    skip();
+#endif
+    for (int64_t longest = 32768; longest < 400000; longest *= 2) {
+        tsr_attention_bounds b = {.tokens = longest,
+                                  .documents = 1,
+                                  .longest = longest,
+                                  .q_heads = 32,
+                                  .kv_heads = 8,
+                                  .head_dim = 128,
+                                  .dtype = TSR_BF16,
+                                  .train = true};
+        tsr_sdpa_cut cut;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_true(!cut.span && cut.own_bytes);
+        assert_true(cut.own_bytes <= TSR_WGMMA_SUM_BYTES + (uint64_t)longest * 32 * 12 + (1 << 21));
+        b.head_dim = 64;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_int_equal(cut.span, 8192);
+        assert_int_equal(cut.rows, longest / 8192);
+        assert_int_equal(cut.columns, longest / 8192);
+        assert_true(cut.plan_bytes <= TSR_SDPA_CAP_BYTES + (2 << 20));
+        /* sums of dk and dv of two key heads; of a span what is copied, its shares and the sum of dq */
+        assert_true(cut.tile_bytes <= (uint64_t)longest * 2 * 2 * 128 * 4 + (128 << 20));
+        assert_true(tsr_attention_workspace_bytes_cuda(&b) == tsr_sdpa_workspace_bytes(&cut));
+        b.documents = 3000; /* too many for tiles */
+        assert_false(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
     }
 }
 
@@ -337,6 +406,8 @@ int main(void)
         cmocka_unit_test(own_choices_are_obeyed),
         cmocka_unit_test(a_cache_is_enough),
         cmocka_unit_test(attention_runs_in_the_same_kernel),
+        cmocka_unit_test(workspaces_are_bounded),
+        cmocka_unit_test(long_documents_are_bounded),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

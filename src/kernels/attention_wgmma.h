@@ -1,0 +1,50 @@
+/*
+ * kernels/attention_wgmma.h: attention's deterministic backward on sm_90a, for bf16 heads of 128: documents too long for one
+ * launch of cuDNN's, and windows, which that does not take. Inside src/kernels and its tests only.
+ *
+ * With P = exp(scale q k - lse), dP = do v and delta = <do, o>, sums over queries i and keys j:
+ *
+ *     dS = P (dP - delta)    dv_j = sum P_ij do_i    dk_j = scale sum dS_ij q_i    dq_i = scale sum dS_ij k_j
+ *
+ * A block owns 128 keys, and keeps their dk and dv. Every block adds its share of dq to sums in memory, in any order. The
+ * sums are integers, for which the order does not matter: the same bits on every run and every card.
+ *
+ * The unit of a sum is a power of two of its row and column, such that no sum passes 2^31, since the weights of a row add up
+ * to 1 at most:
+ *
+ *     |dq_ic| <= scale max_j |dP_ij - delta_i| max_j |k_jc| <= scale (|do_i| max_j |v_j| + |delta_i|) max_j |k_jc|
+ *
+ * Lengths of do and v are of vectors; maxima are over the tokens of the micro-batch, for each key head. Against fp64 dq of
+ * normal values has an rms error of 0.25 % with these sums and with sums in fp32, which is that of P, dS and dq in bf16: 0.2497 % of
+ * 1024 tokens, 0.2373 % and 0.2374 % of 16384; with one key 100 times as long 0.9638 % both, with one such row of v 0.2288 %.
+ */
+#ifndef TSR_KERNELS_ATTENTION_WGMMA_H
+#define TSR_KERNELS_ATTENTION_WGMMA_H
+
+#include "kernels/kernels_cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether it is meant for such heads; needs no device. */
+bool tsr_attention_wgmma_fits(const tsr_attention_bounds *bounds);
+
+/* What it needs within the bounds: 512 bytes a token and query head, at most TSR_WGMMA_SUM_BYTES of them or what the query
+ * heads of one key head take (key heads then go one group after the other); and 12 bytes a token and query head. */
+#define TSR_WGMMA_SUM_BYTES ((uint64_t)1280 << 20)
+uint64_t tsr_attention_wgmma_workspace_bytes(const tsr_attention_bounds *bounds);
+
+/* Whether this build and this card have it, and it takes such a call. */
+bool tsr_attention_wgmma_takes(const tsr_stream *stream, const tsr_attention_backward_args *args);
+
+/* A call that it takes. by_token: lse is [tokens, Hq], as cuDNN's forward leaves it. More workspace than `bounds` say makes
+ * fewer launches and changes no bit. */
+tsr_status tsr_attention_backward_wgmma(tsr_stream *stream, const tsr_attention_backward_args *args,
+                                        bool by_token);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
