@@ -1,6 +1,7 @@
 /*
  * bench_cuda_attention.c: the CUDA attention, forward and backward: cuDNN's kernels under several caps
- * of the workspace, cuDNN's with dq added up by atomics, and the own one.
+ * of the workspace (documents too long for them have the own backward of attention_wgmma.h), cuDNN's with
+ * dq added up by atomics, the own ones, and these with the backward of attention_wgmma.h.
  *
  *     bench_cuda_attention [repeats]     JSON on stdout: medians by CUDA events; FLOPs are those of
  *                                        visible pairs, 4 D forward and 10 D backward each;
@@ -10,6 +11,7 @@
 #include "base/dtype.h"
 #include "base/log.h"
 #include "kernels/attention_cudnn.h"
+#include "kernels/attention_wgmma.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,14 +20,15 @@
 #define WARM_UP     3
 #define REPEATS     4
 #define MOST_CAP    (4 * TSR_SDPA_CAP_BYTES)
-#define SPARE       (1u << 20) /* bytes: the bounds of plans are a few tokens wider */
+#define SPARE       (8u << 20) /* bytes: the bounds of plans are a few tokens wider */
 
 typedef struct {
     const char *name;
     int64_t tokens, longest; /* one document of `longest`, the rest of `other` */
     int64_t other;
     int32_t q_heads, kv_heads, dim;
-    int32_t v_dim; /* of a head of v and o; 0: dim */
+    int32_t v_dim;  /* of a head of v and o; 0: dim */
+    int32_t window; /* 0: none */
 } shape;
 
 static const shape shapes[] = {
@@ -42,6 +45,7 @@ static const shape shapes[] = {
     {"4 x 2048, latent", 8192, 2048, 2048, 32, 32, 192, 128},
     {"1 x 32768", 32768, 32768, 32768, 32, 8, 128},
     {"1 x 65536", 65536, 65536, 65536, 32, 8, 128},
+    {"1 x 16384, window 1024", 16384, 16384, 16384, 32, 8, 128, 0, 1024},
     {"1 x 131072", 131072, 131072, 131072, 32, 8, 128},
 };
 
@@ -113,7 +117,8 @@ static int32_t *documents_of(const shape *s, int32_t *count, double *pairs)
             length = s->tokens - at;
         at += length;
         cu[n + 1] = (int32_t)at;
-        *pairs += (double)length * (double)(length + 1) / 2;
+        double most = s->window && s->window < length ? s->window : (double)length;
+        *pairs += most * ((double)length - (most - 1) / 2);
     }
     *count = n;
     return cu;
@@ -172,6 +177,7 @@ static void make_job(job *j, const shape *s)
                                       .kv_heads = s->kv_heads,
                                       .head_dim = s->dim,
                                       .v_dim = s->v_dim,
+                                      .window = s->window,
                                       .dtype = TSR_BF16}};
     j->forward = f;
     j->backward = (tsr_attention_backward_args){.q = f.q,
@@ -273,6 +279,11 @@ static uint64_t run_cudnn(const shape *s, const job *j, const char *name,
     return tsr_sdpa_workspace_bytes(&cut);
 }
 
+static tsr_status backward_wgmma(tsr_stream *on, const tsr_attention_backward_args *args)
+{
+    return tsr_attention_backward_wgmma(on, args, false);
+}
+
 static void run_shape(const shape *s)
 {
     job j;
@@ -288,6 +299,9 @@ static void run_shape(const shape *s)
     if (s->tokens <= 2 * LONG)
         report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds),
                tsr_attention_own, tsr_attention_backward_own);
+    if (tsr_attention_wgmma_takes(stream, &j.backward))
+        report(s, &j, "own, wgmma", (int64_t)tsr_attention_wgmma_workspace_bytes(&j.bounds),
+               tsr_attention_own, backward_wgmma);
     need(tsr_stream_synchronize(stream));
     tsr_arena_destroy(j.arena);
 }
