@@ -501,7 +501,7 @@ backward(const attention_wgmma_work *w, const attention_maps *maps,
         store_keys(g->dk, dk, w->call.scale, &b, &t);
         store_keys(g->dv, dv, 1, &b, &t);
         if (t.lane == 0)
-            tsr_bulk_add_wait();
+            tsr_bulk_add_finish();
     }
 }
 

@@ -113,6 +113,12 @@ static __device__ __forceinline__ void tsr_bulk_add_wait(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/* And has been added. */
+static __device__ __forceinline__ void tsr_bulk_add_finish(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 /* ---- registers ---- */
 
 /* Of a kernel that begins with fewer or more of them than a warpgroup's part of it needs: each of its
