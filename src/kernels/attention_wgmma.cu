@@ -7,13 +7,13 @@
  *          through shared memory: both groups need it whole for dq, 64 columns each. One thread of a third group fetches.
  *          The first keys of the tokens, which most queries see, go first.
  * Overlap  While P is made of the scores of a tile, dP is multiplied, while dS is made dv, and while the share of dq becomes
- *          integers and leaves, dk and the next scores. One barrier of both groups a tile: dS is written.
+ *          integers and leaves, dk. One barrier of both groups a tile: dS is written.
  * Shares   A warp adds its 16 x 64 part of a tile to memory by one copy of 4 KB from shared memory.
  * Padding  May be anything. Scores of pairs that do not see each other become weights of 0; rows of no document become 0 in
  *          shared memory, where they would meet such weights.
  * Cost     10 D FLOPs a visible pair and query head; for 64 x 128 pairs 64 KB from L2 and to it. On an H200 (32 query heads,
- *          8 key heads), with what comes before and after: 0.76 ms for 4096 tokens (452 TFLOP/s), 11.3 for 16384 (485), 175
- *          for 65536 (503). This kernel is 10.8 of the 11.3 ms; without shares of dq it would be 7.6, with shares in fp32 10.1.
+ *          8 key heads), with what comes before and after: 0.74 ms for 4096 tokens (463 TFLOP/s), 11.2 for 16384 (490), 171
+ *          for 65536 (515). This kernel is 10.6 of the 11.2 ms; without shares of dq it would be 7.6, with shares in fp32 10.1.
  */
 #include "kernels/attention_wgmma.cuh"
 #include "kernels/boxes.cuh"
@@ -173,10 +173,8 @@ static __device__ __forceinline__ void ask_scores(float s[8][4], const attention
                                                   const attention_thread *t, const attention_at *at)
 {
     uint32_t q = b->memory + AT_Q + (uint32_t)at->stage * QUERY_BYTES;
-    if (at->index < b->count) { /* else what lies there, for nothing */
-        tsr_barrier_wait(b->full_q + 8 * at->stage, at->parity);
-        clear_rows(q, QUERY_STRIP, b->used - at->query, QUERIES);
-    }
+    tsr_barrier_wait(b->full_q + 8 * at->stage, at->parity);
+    clear_rows(q, QUERY_STRIP, b->used - at->query, QUERIES);
     multiply_rows(s, b->memory + AT_K + t->group * 64 * 128, q);
 }
 
@@ -360,18 +358,20 @@ static __device__ __forceinline__ attention_thread thread_of(const attention_blo
     return t;
 }
 
-/* A tile whose scores are there; those of the next replace them. */
+/* A tile: its share of dq, of dk and of dv. */
 static __device__ __forceinline__ void multiply_tile(float dk[16][4], float dv[16][4],
-                                                     float s[8][4], const attention_block *b,
+                                                     const attention_block *b,
                                                      const attention_thread *t,
                                                      const attention_at *at, int32_t *sum)
 {
     const uint32_t place = (uint32_t)at->stage * QUERY_BYTES;
     const uint32_t ds = b->memory + AT_DS + (uint32_t)(at->index % 2) * KEY_STRIP;
-    const attention_at next = after(b, *at);
-    float dp[8][4], dq[8][4];
+    float s[8][4], dp[8][4], dq[8][4];
     uint32_t p[4][4];
+    ask_scores(s, b, t, at);
     ask_gradients(dp, b, t, at);
+    tsr_wgmma_wait_but<1>();
+    tsr_wgmma_sums<8>(s);
     weigh(s, p, b, t, at);
     ask_dv(dv, p, b->memory + AT_D_O + place);
     tsr_wgmma_wait_but<1>();
@@ -380,15 +380,13 @@ static __device__ __forceinline__ void multiply_tile(float dk[16][4], float dv[1
     tsr_bulk_written();
     both_groups();
     ask_dq_dk(dq, dk, b, t, ds, b->memory + AT_Q + place);
-    ask_scores(s, b, t, &next);
     const uint32_t units = stats_of(b, at->stage) + 2 * STATS + (t->warp * 16 + t->lane / 4) * 4;
     const float unit[2] = {load_one(units), load_one(units + 8 * 4)};
-    tsr_wgmma_wait_but<2>();
+    tsr_wgmma_wait_but<1>();
     tsr_wgmma_sums<8>(dq);
     release(t, b->empty_o + 8 * at->stage);
     add_share(dq, b, t, unit, sum);
     tsr_wgmma_wait_but<0>();
-    tsr_wgmma_sums<8>(s);
     release(t, b->empty_q + 8 * at->stage);
 }
 
@@ -397,17 +395,13 @@ static __device__ __forceinline__ void multiply(float dk[16][4], float dv[16][4]
                                                 const attention_block *b, const attention_thread *t)
 {
     attention_at at = {0, b->first, 0, 0};
-    float s[8][4];
     int head = 0, tile = 0;
     int32_t *sum = sums_of(b, 0);
     tsr_barrier_wait(b->full_k, 0);
     clear_rows(b->memory + AT_K, KEY_STRIP, b->end - b->first, KEYS);
     clear_rows(b->memory + AT_V, KEY_STRIP, b->end - b->first, KEYS);
-    ask_scores(s, b, t, &at);
-    tsr_wgmma_wait_but<0>();
-    tsr_wgmma_sums<8>(s);
     for (; at.index < b->count; at = after(b, at)) {
-        multiply_tile(dk, dv, s, b, t, &at, sum);
+        multiply_tile(dk, dv, b, t, &at, sum);
         sum += TSR_WGMMA_TILE;
         if (++tile == b->tiles)
             tile = 0, sum = sums_of(b, ++head);
