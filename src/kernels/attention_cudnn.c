@@ -8,7 +8,8 @@
  *
  * The deterministic backward writes dq without atomics, for which cuDNN keeps dS whole: documents x
  * heads x longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads.
- * Documents too long for either are attention_wgmma.h's, or, of heads that this does not take, cut into tiles.
+ * Where it is faster, or documents are too long for either, attention_wgmma.h's backward runs instead; documents too
+ * long whose heads that does not take are cut into tiles.
  *
  * Cost     4 D FLOPs forward, 10 D backward for each visible pair and query head, on tensor cores.
  */
@@ -26,6 +27,11 @@
 #define ROUND       128 /* tokens: cuDNN's tiles */
 #define SLACK_BYTES (1u << 20)
 #define MAX_PLANS   (16 * TSR_KERNELS_TURNS)
+
+/* From where on the own backward is faster. */
+#define LEAST_BLOCKS  256 /* of OWN_KEYS keys of a key head */
+#define LEAST_LONGEST 2048
+#define OWN_KEYS      128
 
 /* Of a backward that is not wider. Each takes some 27 us, however short its documents are (one of 2048
  * tokens with 60 of 102: 1.4 ms in 16, 1.8 in 31); over the own kernel a document of 4096 tokens saves 2 ms,
@@ -115,6 +121,15 @@ static bool has_heads(const tsr_attention_bounds *b)
     return (v_dim == dim && (dim == 64 || dim == 96 || dim == 128)) || (dim == 192 && v_dim == 128);
 }
 
+/* Whether attention_wgmma.h's backward takes less time than cuDNN's deterministic one, as measured on an H200
+ * (docs/performance.md, "What the same bits cost"): from two of its blocks for each multiprocessor on, if query heads
+ * share a key head. */
+static bool is_faster(const tsr_attention_bounds *b)
+{
+    int64_t blocks = b->tokens / OWN_KEYS * b->kv_heads;
+    return blocks >= LEAST_BLOCKS && b->longest >= LEAST_LONGEST && b->q_heads > b->kv_heads;
+}
+
 bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap)
 {
     const tsr_attention_bounds *b = bounds;
@@ -140,7 +155,7 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     /* The narrow cut says whether at all and how, so that which kernel runs, and with it the bits, does not depend on
      * how much memory is left. */
     bool tiles = !cut_pairs(cut, b, pairs_within(cap >> b->wider, pair));
-    if (tiles && !b->atomics && tsr_attention_wgmma_fits(b)) {
+    if ((tiles || is_faster(b)) && !b->atomics && tsr_attention_wgmma_fits(b)) {
         cut->own_bytes = tsr_attention_wgmma_workspace_bytes(b);
         return true;
     }
