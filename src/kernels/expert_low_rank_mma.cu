@@ -1,15 +1,15 @@
 /*
  * expert_low_rank_mma.cu: expert_low_rank and expert_low_rank_backward in bf16, in tensor cores.
  *
- * make_low   low. A block of 8 warps has 128 rows of an expert, a warp 16, and up to
- *            64 ranks; chunks of 64 summands go through a ring of four buffers, filled by asynchronous copies
- *            that gather rows as they go.
+ * make_low   low. A block of 8 warps has 128 rows of an expert, a warp 16, and up to 64 ranks; chunks of 64
+ *            summands go through a ring of four buffers, filled by asynchronous copies that gather rows as they go.
  * add_rows   db = dz^T low and da = d_low^T x. A block has a strip of 128 columns of dz or x of an expert, a
  *            warp 16, and up to 64 ranks, in registers; the expert's rows go by in order, 64 at a time. So a sum
  *            is one block's: no partial sums, and no order but that of the rows.
- * Cost       x and dz twice, from memory or L2; the factors once for 128 rows. Both wait for memory. On an H100
- *            8192 tokens times 8 of 128 experts at r 16 take 0.33 ms for 1536 x 2048 and 0.29 for 2048 x 768; 0.61
- *            and 0.42 where the largest expert has 18 % of the rows, which its few blocks go through.
+ * Cost       x and dz once each, from memory or L2; the factors once for 128 rows. Both wait for memory. On an H200
+ *            8192 tokens times 8 of 128 experts at r 16 take for 1536 x 2048 (2048 x 768) 0.064 (0.036) ms for low of x,
+ *            0.065 (0.069) for that of dz, and 0.160 (0.135) for db and da; 0.41 (0.43) where the largest expert has 18 % of
+ *            the rows, which its few blocks go through.
  */
 #include "kernels/expert_low_rank.cuh"
 #include "kernels/expert_tiles.cuh"
@@ -19,7 +19,7 @@
 #define WARPS      (THREADS / TSR_WARP)
 #define SIDE       (16 * WARPS) /* rows of a block that makes low; columns of one that adds rows */
 #define CHUNK      64
-#define LOW_STAGES 4 /* of make_low: 0.064 ms for 65536 rows of 2048, with 3 0.076 */
+#define LOW_STAGES 4 /* 0.064 ms for 65536 rows of 2048; with 3 0.076 */
 #define ADD_STAGES 3
 #define PAD        8 /* elements: rows lie 16 bytes further modulo 128, so no two collide */
 #define EACH       (SIDE * CHUNK / TSR_VECTOR / THREADS) /* copies of a thread */
@@ -271,6 +271,7 @@ static __device__ __forceinline__ void write_sums(const add_place *p, float *to,
         }
 }
 
+/* With few ranks a third block fits: 0.160 ms, not 0.203. */
 template <int GROUPS>
 static __global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 3 : 2)
     add_rows(const __grid_constant__ tsr_expert_low_rank_backward_args a)

@@ -14,7 +14,7 @@
  *          0.35 + 0.63 decoded first; in a step that is no gain where rows are gathered. 1024 tokens: 0.32, not
  *          0.35 + 0.29.
  * Adapters Low and the factor are more chunks, behind those of x and W; of their last 64 summands only those there are,
- *          16 at a time, are multiplied.
+ *          16 at a time, are multiplied. On an H200 r 16 makes a matmul 1 to 2 % longer.
  * Order    Tiles that run at the same time share rows and columns of a few experts (expert_tiles.cuh), so that
  *          what they read comes from L2.
  * Sums     64 summands after the other from the first on, by the lengths alone.
