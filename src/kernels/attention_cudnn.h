@@ -2,8 +2,9 @@
  * kernels/attention_cudnn.h: what the files of the CUDA attention share: which kernel runs a call, and
  * the entry points behind the dispatch of attention.cu. Inside src/kernels and its tests only.
  *
- *     own      attention_own.cu: any dtype, head_dim up to 512, window; attention_mma.cu: its BF16 on
- *              tensor cores; attention_wgmma.cu: its backward for heads of 128 on sm_90a; lse as attention.h says
+ *     own      attention_own.cu: any dtype, head_dim up to 512, window; attention_mma.cu and
+ *              attention_mma_backward.cu: its BF16 on tensor cores; attention_wgmma.cu: the backward for
+ *              heads of 128 on sm_90a; lse as attention.h says
  *     cuDNN    attention_cudnn.c: a call within bounds that tsr_sdpa_prepare got and cuDNN planned;
  *              lse is then [tokens, Hq], which the backward alone reads back; sinks are put in after
  *              its forward (attention.cu)
@@ -24,6 +25,19 @@ extern "C" {
 uint64_t tsr_attention_own_workspace_bytes(const tsr_attention_bounds *bounds);
 tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args);
 tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_backward_args *args);
+
+/* What its kernels are chosen by. */
+typedef struct {
+    int64_t shared_bytes; /* that a block may have */
+    int32_t sm_count;
+} tsr_attention_card;
+
+/* The same, as on another card. */
+tsr_status tsr_attention_own_as(tsr_stream *stream, const tsr_attention_args *args,
+                                const tsr_attention_card *card);
+tsr_status tsr_attention_backward_own_as(tsr_stream *stream,
+                                         const tsr_attention_backward_args *args,
+                                         const tsr_attention_card *card);
 
 /* ---- cuDNN ---- */
 

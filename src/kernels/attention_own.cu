@@ -449,13 +449,21 @@ static tsr_status own_limits(const char *op, const tsr_attention_shape *s)
     return TSR_OK;
 }
 
-uint64_t tsr_attention_own_workspace_bytes(const tsr_attention_bounds *bounds)
+static uint64_t delta_bytes(int64_t tokens, int32_t q_heads)
 {
-    /* delta */
-    return bounds->train ? (uint64_t)bounds->tokens * (uint64_t)bounds->q_heads * sizeof(float) : 0;
+    return (uint64_t)tokens * (uint64_t)q_heads * sizeof(float);
 }
 
-tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
+uint64_t tsr_attention_own_workspace_bytes(const tsr_attention_bounds *bounds)
+{
+    /* Which kernel runs depends on where rows begin too, so there is room for both. */
+    uint64_t mma = attention_mma_workspace_bytes(bounds);
+    uint64_t delta = bounds->train ? delta_bytes(bounds->tokens, bounds->q_heads) : 0;
+    return mma > delta ? mma : delta;
+}
+
+tsr_status tsr_attention_own_as(tsr_stream *stream, const tsr_attention_args *args,
+                                const tsr_attention_card *card)
 {
     const tsr_attention_shape *s = &args->shape;
     TSR_TRY(own_limits("attention", s));
@@ -464,38 +472,70 @@ tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
     attention_call c =
         call_of(s, even_heads(s) && tsr_vectors(0, args->q, args->k, args->v, args->o));
     if (attention_mma_takes(&c))
-        return attention_mma_forward(stream, &c, args);
+        return attention_mma_forward(stream, &c, args, card);
     dim3 grid(tsr_blocks(c.tokens, TILE), (unsigned)c.q_heads, tsr_blocks(c.v_dim, COLUMNS));
     TSR_LAUNCH(forward, grid, THREADS, stream, c, args->q, args->k, args->v, args->o, args->lse);
     return tsr_launched("attention");
 }
 
-tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_backward_args *args)
+static tsr_status need_workspace(const char *op, const tsr_attention_shape *s, uint64_t need)
+{
+    if (!s->workspace || s->workspace_bytes < need)
+        return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
+                        (unsigned long long)s->workspace_bytes, (unsigned long long)need);
+    return TSR_OK;
+}
+
+tsr_status tsr_attention_backward_own_as(tsr_stream *stream,
+                                         const tsr_attention_backward_args *args,
+                                         const tsr_attention_card *card)
 {
     const char *op = "attention_backward";
     const tsr_attention_shape *s = &args->shape;
     TSR_TRY(own_limits(op, s));
     if (s->tokens == 0)
         return TSR_OK;
-    uint64_t need = (uint64_t)s->tokens * (uint64_t)s->q_heads * sizeof(float);
-    if (!s->workspace || s->workspace_bytes < need)
-        return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
-                        (unsigned long long)s->workspace_bytes, (unsigned long long)need);
     attention_call c =
         call_of(s, even_heads(s) && tsr_vectors(0, args->q, args->k, args->v, args->o, args->d_o,
                                                 args->dq, args->dk, args->dv));
+    if (attention_mma_takes_backward(&c, card)) {
+        const tsr_attention_bounds bounds = {.tokens = s->tokens,
+                                             .q_heads = s->q_heads,
+                                             .kv_heads = s->kv_heads,
+                                             .head_dim = s->head_dim,
+                                             .v_dim = s->v_dim,
+                                             .dtype = s->dtype,
+                                             .train = true};
+        TSR_TRY(need_workspace(op, s, attention_mma_workspace_bytes(&bounds)));
+        return attention_mma_backward(stream, &c, args, card);
+    }
+    TSR_TRY(need_workspace(op, s, delta_bytes(s->tokens, s->q_heads)));
     float *delta = (float *)s->workspace;
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
     unsigned tiles = tsr_blocks(c.tokens, TILE);
     TSR_LAUNCH(delta_rows, tsr_blocks(s->tokens * s->q_heads, THREADS / TSR_WARP), THREADS, stream,
                c, args->o, args->d_o, delta);
-    if (attention_mma_takes(&c)) {
-        TSR_TRY(tsr_launched(op));
-        return attention_mma_backward(stream, &c, &in, args);
-    }
     dim3 queries(tiles, (unsigned)c.q_heads, tsr_blocks(c.dim, COLUMNS));
     dim3 keys(tiles, (unsigned)c.kv_heads, tsr_blocks(widest(s), COLUMNS));
     TSR_LAUNCH(query_gradient, queries, THREADS, stream, c, in, args->dq);
     TSR_LAUNCH(key_gradient, keys, THREADS, stream, c, in, args->dk, args->dv);
     return tsr_launched(op);
+}
+
+static tsr_attention_card card_of(tsr_stream *stream)
+{
+    const tsr_cuda_properties *p = tsr_device_cuda_properties(tsr_stream_device(stream));
+    return (tsr_attention_card){(int64_t)p->shared_bytes, p->sm_count};
+}
+
+tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
+{
+    tsr_attention_card card = card_of(stream);
+    return tsr_attention_own_as(stream, args, &card);
+}
+
+tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_backward_args *args)
+{
+    tsr_attention_card card = card_of(stream);
+    return tsr_attention_backward_own_as(stream, args, &card);
 }

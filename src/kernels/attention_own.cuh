@@ -24,13 +24,17 @@ typedef struct {
     const float *lse, *delta; /* [Hq, tokens] */
 } attention_inputs;
 
-/* attention_mma.cu: BF16 on tensor cores, head sizes a multiple of 8 up to 128, or 192 with values of 128; vectors. */
+/* attention_mma.cu, attention_mma_backward.cu: BF16 on tensor cores, head sizes a multiple of 8 up to 256; vectors. */
 bool attention_mma_takes(const attention_call *c);
 tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
-                                 const tsr_attention_args *args);
+                                 const tsr_attention_args *args, const tsr_attention_card *card);
+bool attention_mma_takes_backward(const attention_call *c, const tsr_attention_card *card);
 tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
-                                  const attention_inputs *in,
-                                  const tsr_attention_backward_args *args);
+                                  const tsr_attention_backward_args *args,
+                                  const tsr_attention_card *card);
+
+/* Of the backward; 0 where it takes no such bounds. */
+uint64_t attention_mma_workspace_bytes(const tsr_attention_bounds *bounds);
 
 /* The score of a head's sink; -inf without one. */
 static __device__ __forceinline__ float sink_of(const attention_call *c, int head)

@@ -1,0 +1,215 @@
+/*
+ * cuda_attention_test.c: see cuda_attention_test.h.
+ */
+#include "cuda_attention_test.h"
+
+#define LEAST 0.1 /* gradients that cancel to 0 keep the noise of terms near 1 */
+
+static int64_t values_of(const attention_case *c)
+{
+    return c->v_dim ? c->v_dim : c->dim;
+}
+
+/* ---- one case: data, what is wanted, what the device has ---- */
+
+/* Rows of no document become `value`. */
+static void set_padding(const problem *p, float *rows, int64_t width, float value)
+{
+    for (int64_t i = p->cu_seqlens[p->c->documents] * width; i < p->c->tokens * width; i++)
+        rows[i] = value;
+}
+
+/* One token in the first third of the rows becomes `times` as large. */
+static void stretch(const problem *p, float *rows, int64_t width, float times)
+{
+    for (int64_t i = 0; times != 0 && i < width; i++)
+        rows[p->c->tokens / 3 * width + i] *= times;
+}
+
+tsr_attention_shape shape_of(const attention_case *c, const operands *x)
+{
+    return (tsr_attention_shape){.cu_seqlens = x->cu_seqlens,
+                                 .workspace = x->workspace,
+                                 .workspace_bytes = x->workspace_bytes,
+                                 .tokens = c->tokens,
+                                 .documents = c->documents,
+                                 .q_heads = c->q_heads,
+                                 .kv_heads = c->kv_heads,
+                                 .head_dim = c->dim,
+                                 .v_dim = c->v_dim,
+                                 .window = c->window,
+                                 .scale = c->scale,
+                                 .sinks = x->sinks,
+                                 .softcap = c->softcap,
+                                 .dtype = x->dtype};
+}
+
+tsr_attention_args forward_of(const attention_case *c, const operands *x)
+{
+    return (tsr_attention_args){
+        .q = x->q, .k = x->k, .v = x->v, .o = x->o, .lse = x->lse, .shape = shape_of(c, x)};
+}
+
+tsr_attention_backward_args backward_of(const attention_case *c, const operands *x)
+{
+    return (tsr_attention_backward_args){.q = x->q,
+                                         .k = x->k,
+                                         .v = x->v,
+                                         .o = x->o,
+                                         .d_o = x->d_o,
+                                         .lse = x->lse,
+                                         .dq = x->dq,
+                                         .dk = x->dk,
+                                         .dv = x->dv,
+                                         .shape = shape_of(c, x)};
+}
+
+static void want(problem *p)
+{
+    uint64_t bytes = (uint64_t)p->lse_count * sizeof(float);
+    operands host = {.q = p->q,
+                     .k = p->k,
+                     .v = p->v,
+                     .d_o = p->d_o,
+                     .cu_seqlens = p->cu_seqlens,
+                     .o = p->o,
+                     .dq = p->dq,
+                     .dk = p->dk,
+                     .dv = p->dv,
+                     .workspace = malloc(bytes + 1),
+                     .lse = p->lse,
+                     .workspace_bytes = bytes,
+                     .dtype = TSR_F32,
+                     .sinks = {p->sinks, TSR_F32}};
+    tsr_attention_args forward = forward_of(p->c, &host);
+    tsr_attention_backward_args backward = backward_of(p->c, &host);
+    RUN(tsr_attention_ref(&forward, rig.pool));
+    RUN(tsr_attention_backward_ref(&backward, rig.pool));
+    free(host.workspace);
+}
+
+static tsr_dtype sinks_dtype(tsr_dtype dtype)
+{
+    return dtype == TSR_F32 ? TSR_F32 : TSR_BF16;
+}
+
+void make_problem(problem *p, const attention_case *c, tsr_dtype dtype, float padding)
+{
+    float size = c->scores != 0 ? c->scores : 1;
+    *p = (problem){.c = c,
+                   .dtype = dtype,
+                   .q_count = c->tokens * c->q_heads * c->dim,
+                   .k_count = c->tokens * c->kv_heads * c->dim,
+                   .v_count = c->tokens * c->kv_heads * values_of(c),
+                   .o_count = c->tokens * c->q_heads * values_of(c),
+                   .lse_count = c->tokens * c->q_heads};
+    for (int32_t i = 0; i < c->documents; i++)
+        p->cu_seqlens[i + 1] = p->cu_seqlens[i] + c->length[i];
+    assert_true(p->cu_seqlens[c->documents] <= c->tokens);
+    p->q = new_random(p->q_count, 1, 2 * size);
+    p->k = new_random(p->k_count, 2, 2 * size);
+    p->v = new_random(p->v_count, 3, 1);
+    p->d_o = new_random(p->o_count, 4, 1);
+    stretch(p, p->k, c->kv_heads * c->dim, c->long_key);
+    stretch(p, p->v, c->kv_heads * values_of(c), c->long_value);
+    set_padding(p, p->q, c->q_heads * c->dim, padding);
+    set_padding(p, p->k, c->kv_heads * c->dim, padding);
+    set_padding(p, p->v, c->kv_heads * values_of(c), padding);
+    set_padding(p, p->d_o, c->q_heads * values_of(c), padding);
+    p->dev_q = cuda_values(p->q, p->q_count, dtype);
+    p->dev_k = cuda_values(p->k, p->k_count, dtype);
+    p->dev_v = cuda_values(p->v, p->v_count, dtype);
+    p->dev_d_o = cuda_values(p->d_o, p->o_count, dtype);
+    if (c->sinks > 0) {
+        p->sinks = new_random(c->q_heads, 5, 2 * c->sinks);
+        p->dev_sinks = cuda_values(p->sinks, c->q_heads, sinks_dtype(dtype));
+    }
+    p->dev_cu = cuda_copy(p->cu_seqlens, (uint64_t)(c->documents + 1) * sizeof(int32_t));
+    p->o = new_floats(p->o_count);
+    p->lse = new_floats(p->lse_count);
+    p->dq = new_floats(p->q_count);
+    p->dk = new_floats(p->k_count);
+    p->dv = new_floats(p->v_count);
+    want(p);
+}
+
+void free_problem(problem *p)
+{
+    free(p->q), free(p->k), free(p->v), free(p->d_o), free(p->o), free(p->lse), free(p->dq);
+    free(p->dk), free(p->dv), free(p->sinks);
+    cuda_free_all();
+}
+
+/* ---- one run ---- */
+
+operands run(const problem *p, forward_function *forward, backward_function *backward,
+             void *workspace, uint64_t workspace_bytes)
+{
+    uint64_t size = tsr_dtype_bytes(p->dtype);
+    operands x = {.q = p->dev_q,
+                  .k = p->dev_k,
+                  .v = p->dev_v,
+                  .d_o = p->dev_d_o,
+                  .cu_seqlens = p->dev_cu,
+                  .o = cuda_copy(NULL, (uint64_t)p->o_count * size),
+                  .dq = cuda_copy(NULL, (uint64_t)p->q_count * size),
+                  .dk = cuda_copy(NULL, (uint64_t)p->k_count * size),
+                  .dv = cuda_copy(NULL, (uint64_t)p->v_count * size),
+                  .workspace = workspace,
+                  .lse = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof(float)),
+                  .workspace_bytes = workspace_bytes,
+                  .dtype = p->dtype,
+                  .sinks = {p->dev_sinks, sinks_dtype(p->dtype)}};
+    tsr_attention_args forward_args = forward_of(p->c, &x);
+    tsr_attention_backward_args backward_args = backward_of(p->c, &x);
+    RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
+    RUN(forward(rig.stream, &forward_args));
+    RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
+    RUN(backward(rig.stream, &backward_args));
+    cuda_wait();
+    return x;
+}
+
+static void expect_same(const char *what, const void *a, const void *b, uint64_t bytes)
+{
+    void *left = malloc(bytes + 1), *right = malloc(bytes + 1);
+    cuda_read(left, a, bytes);
+    cuda_read(right, b, bytes);
+    if (memcmp(left, right, bytes) != 0)
+        fail_msg("%s: other bits the second time", what);
+    free(left), free(right);
+}
+
+static void expect_lse(const problem *p, const float *device)
+{
+    float *got = cuda_floats(device, p->lse_count, TSR_F32);
+    double *exact = new_doubles(p->lse, p->lse_count);
+    if (p->transposed)
+        for (int64_t t = 0; t < p->c->tokens; t++)
+            for (int64_t h = 0; h < p->c->q_heads; h++)
+                exact[t * p->c->q_heads + h] = (double)p->lse[h * p->c->tokens + t];
+    expect_near("lse", got, exact, p->lse_count, tolerance_attention.f32, 1);
+    free(got), free(exact);
+}
+
+void compare(const problem *p, const operands *first, const operands *second, bool repeats)
+{
+    uint64_t size = tsr_dtype_bytes(p->dtype);
+    /* Scores 1600 times as large are rounded that much coarser. */
+    double loose = p->c->scores > 1 ? 200 : 1;
+    double forward = tolerance_of(tolerance_attention, p->dtype);
+    double backward = tolerance_of(tolerance_attention_backward, p->dtype);
+    if (p->dtype != TSR_F32) /* <do, o> of a rounded o, times rows of q and k */
+        loose = loose > 1 ? 20 : 1;
+    cuda_expect("o", first->o, p->o, p->o_count, p->dtype, forward * loose, 1e-30);
+    expect_lse(p, first->lse);
+    cuda_expect("dq", first->dq, p->dq, p->q_count, p->dtype, backward * loose, LEAST);
+    cuda_expect("dk", first->dk, p->dk, p->k_count, p->dtype, backward * loose, LEAST);
+    cuda_expect("dv", first->dv, p->dv, p->v_count, p->dtype, backward * loose, 1e-30);
+    expect_same("o", first->o, second->o, (uint64_t)p->o_count * size);
+    expect_same("lse", first->lse, second->lse, (uint64_t)p->lse_count * sizeof(float));
+    if (repeats)
+        expect_same("dq", first->dq, second->dq, (uint64_t)p->q_count * size);
+    expect_same("dk", first->dk, second->dk, (uint64_t)p->k_count * size);
+    expect_same("dv", first->dv, second->dv, (uint64_t)p->v_count * size);
+}
