@@ -3,10 +3,12 @@
  * of the workspace (documents too long for them have the own backward of attention_wgmma.h), cuDNN's with
  * dq added up by atomics, the own ones, and these with the backward of attention_wgmma.h.
  *
- *     bench_cuda_attention [repeats]     JSON on stdout: medians by CUDA events; FLOPs are those of
- *                                        visible pairs, 4 D forward and 10 D backward each;
- *                                        differing: values of dq that another run of the same
- *                                        backward gave otherwise, the most of so many runs
+ *     bench_cuda_attention [repeats [own [shared]]]
+ *
+ * JSON on stdout: medians by CUDA events; FLOPs are those of visible pairs, 4 D forward and 10 D backward each;
+ * differing: values of dq that another run of the same backward gave otherwise, the most of so many runs.
+ * own: the own kernel alone, at other shapes; shared: as on a card whose blocks may have so many bytes of
+ * shared memory.
  */
 #include "base/dtype.h"
 #include "base/log.h"
@@ -15,6 +17,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define MAX_REPEATS 200
 #define WARM_UP     3
@@ -47,6 +50,20 @@ static const shape shapes[] = {
     {"1 x 65536", 65536, 65536, 65536, 32, 8, 128},
     {"1 x 16384, window 1024", 16384, 16384, 16384, 32, 8, 128, 0, 1024},
     {"1 x 131072", 131072, 131072, 131072, 32, 8, 128},
+};
+
+static const shape own_shapes[] = {
+    {"1 x 2048", 2048, 2048, 2048, 32, 8, 128},
+    {"1 x 4096", 4096, 4096, 4096, 32, 8, 128},
+    {"1 x 8192", 8192, 8192, 8192, 32, 8, 128},
+    {"4 x 2048", 8192, 2048, 2048, 32, 8, 128},
+    {"one of 2048, 60 of 102", 8192, 2048, 102, 32, 8, 128},
+    {"1 x 32768", 32768, 32768, 32768, 32, 8, 128},
+    {"1 x 32768, window 1024", 32768, 32768, 32768, 32, 8, 128, 0, 1024},
+    {"1 x 8192, D 64", 8192, 8192, 8192, 32, 8, 64},
+    {"1 x 8192, D 96", 8192, 8192, 8192, 32, 8, 96},
+    {"1 x 8192, latent", 8192, 8192, 8192, 32, 32, 192, 128},
+    {"1 x 8192, D 256", 8192, 8192, 8192, 16, 4, 256},
 };
 
 /* Of shapes from here on: fewer runs, and the cap of a run alone. */
@@ -306,8 +323,33 @@ static void run_shape(const shape *s)
     tsr_arena_destroy(j.arena);
 }
 
+static tsr_attention_card card;
+
+static tsr_status own(tsr_stream *on, const tsr_attention_args *args)
+{
+    return tsr_attention_own_as(on, args, &card);
+}
+
+static tsr_status own_backward(tsr_stream *on, const tsr_attention_backward_args *args)
+{
+    return tsr_attention_backward_own_as(on, args, &card);
+}
+
+static void run_own(void)
+{
+    for (size_t i = 0; i < sizeof own_shapes / sizeof *own_shapes; i++) {
+        job j;
+        make_job(&j, &own_shapes[i]);
+        report(&own_shapes[i], &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds),
+               own, own_backward);
+        need(tsr_stream_synchronize(stream));
+        tsr_arena_destroy(j.arena);
+    }
+}
+
 int main(int argc, char **argv)
 {
+    bool only_own = argc > 2 && strcmp(argv[2], "own") == 0;
     repeats = argc > 1 ? atoi(argv[1]) : repeats;
     if (repeats < 1 || repeats > MAX_REPEATS)
         return 64;
@@ -315,8 +357,12 @@ int main(int argc, char **argv)
     need(tsr_device_create_cuda(&device, &(tsr_device_options){.no_pinning = true}));
     need(tsr_stream_create(&stream, device, "bench"));
     need(tsr_kernels_open(&kernels, device));
+    const tsr_cuda_properties *p = tsr_device_cuda_properties(device);
+    card = (tsr_attention_card){argc > 3 ? atoll(argv[3]) : (int64_t)p->shared_bytes, p->sm_count};
     printf("{\"device\": \"%s\", \"attention\": [", tsr_device_description(device));
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    if (only_own)
+        run_own();
+    for (size_t i = 0; !only_own && i < sizeof shapes / sizeof *shapes; i++)
         run_shape(&shapes[i]);
     printf("\n]}\n");
     tsr_stream_destroy(stream);
