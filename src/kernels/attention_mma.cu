@@ -72,7 +72,76 @@ static __device__ __forceinline__ float softmax_row(float (*score)[4], query_sta
     return shrink;
 }
 
-/* WARPS of BLOCKS x 16 queries; STAGES of keys and values: with one, keys are copied under the products of values and
+/* Scores of BLOCKS x 16 queries to weights; their outputs so far shrink. low: of this lane's first query, `row`; edge: there
+ * are keys that some query does not see. */
+template <int V_WIDTH, int BLOCKS>
+static __device__ __forceinline__ void
+softmax(float (*score)[KEYS / 8][4], float (*sum)[V_WIDTH / 8][4], query_state (*state)[2],
+        const int *low, int row, int key, bool edge, float scale)
+{
+    float shrink[BLOCKS][2];
+    bool shrinks = false;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+        if (edge)
+            hide(score[b], low + b * 16, row + b * 16, key);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            shrink[b][half] = softmax_row(score[b], &state[b][half], half, scale);
+            shrinks |= shrink[b][half] != 1;
+        }
+    }
+    if (__any_sync(0xffffffffu, shrinks))
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+            for (int x = 0; x < V_WIDTH / 8; x++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    sum[b][x][j] *= shrink[b][j / 2];
+}
+
+/* sum += weights times a tile of values. */
+template <int V_WIDTH, int BLOCKS>
+static __device__ __forceinline__ void add_values(float (*sum)[V_WIDTH / 8][4],
+                                                  const float (*weight)[KEYS / 8][4], uint32_t v)
+{
+#pragma unroll
+    for (int n = 0; n < KEYS / 16; n++) {
+        uint32_t left[BLOCKS][4];
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+            as_left(left[b], weight[b][2 * n], weight[b][2 * n + 1]);
+        accumulate<V_WIDTH, BLOCKS, V_WIDTH, 16>(sum, left,
+                                                 moved<V_WIDTH>(down_rows<V_WIDTH>(v), n * 16, 0));
+    }
+}
+
+/* o and lse of BLOCKS x 16 queries; row: this lane's first, end: where there are no more. */
+template <int V_WIDTH, int BLOCKS>
+static __device__ __forceinline__ void
+store_outputs(const attention_call *c, void *o, float *lse, const float (*sum)[V_WIDTH / 8][4],
+              const query_state (*state)[2], int head, int row, int end)
+{
+    int lane = threadIdx.x % TSR_WARP;
+    rows output = rows_of(o, head, c->q_heads, c->v_dim);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+        float factor[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int token = row + b * 16 + half * 8;
+            float total = quad_sum(state[b][half].total);
+            factor[half] = token < end ? 1 / total : 0;
+            if (lane % 4 == 0 && token < c->tokens)
+                lse[(int64_t)head * c->tokens + token] =
+                    token < end ? state[b][half].most * LN_2 + logf(total) : 0;
+        }
+        store_rows<V_WIDTH / 8>(&output, sum[b], row - lane / 4 + b * 16, 0, c->tokens, factor);
+    }
+}
+
+/* WARPS of BLOCKS x 16 queries. STAGES of keys and values: with one, keys are copied under the products of values and
  * values under those of keys; with two, a whole tile under the tile before it. */
 template <int WIDTH, int V_WIDTH, int WARPS, int BLOCKS, int STAGES, int RESIDENT>
 static __global__ void __launch_bounds__(WARPS *TSR_WARP, RESIDENT)
@@ -84,16 +153,17 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, RESIDENT)
     const uint32_t k_bytes = KEYS * WIDTH * 2, v_bytes = KEYS * V_WIDTH * 2;
     uint32_t q_tile = tsr_shared_address(memory), k_tile = q_tile + queries * WIDTH * 2;
     uint32_t v_tile = k_tile + STAGES * k_bytes, turn = 0;
+    int *low = (int *)(memory + queries * WIDTH * 2 + STAGES * (k_bytes + v_bytes)); /* [queries] */
     int head = blockIdx.x, kv_head = head / (c.q_heads / c.kv_heads);
     int first = (int)(gridDim.y - 1 - blockIdx.y) * queries; /* the longest rows first */
     int end = min(first + queries, used_tokens(&c));
-    int own = first + (int)threadIdx.x / TSR_WARP * BLOCKS * 16, last = own + BLOCKS * 16 - 1;
-    int row = own + (int)threadIdx.x % TSR_WARP / 4; /* this thread's first */
+    int own =
+        (int)threadIdx.x / TSR_WARP * BLOCKS * 16; /* this warp's queries, from the first on */
+    int mine = own + (int)threadIdx.x % TSR_WARP / 4, last = own + BLOCKS * 16 - 1;
     rows query = rows_of(q, head, c.q_heads, c.dim), key = rows_of(k, kv_head, c.kv_heads, c.dim);
     rows value = rows_of(v, kv_head, c.kv_heads, c.v_dim);
-    float sum[BLOCKS][V_WIDTH / 8][4] = {}, sink = sink_of(&c, head), scale = c.scale * LOG2_E;
+    float sum[BLOCKS][V_WIDTH / 8][4] = {}, sink = sink_of(&c, head);
     query_state state[BLOCKS][2];
-    int *low = (int *)(memory + queries * WIDTH * 2 + STAGES * (k_bytes + v_bytes));
     for (int i = threadIdx.x; i < queries; i += threads)
         low[i] = first + i < end ? first_key(&c, first + i) : c.tokens;
 #pragma unroll
@@ -108,43 +178,22 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, RESIDENT)
     if (STAGES == 2)
         load_tile<V_WIDTH, KEYS, threads>(v_tile, &value, at, end);
     tsr_copy_commit();
-    for (; at < end; at += KEYS) {
+    for (; at < end; at += KEYS, turn ^= STAGES - 1) {
         float score[BLOCKS][KEYS / 8][4] = {};
         tsr_copy_wait();
         __syncthreads();
-        bool any =
-            at <= last && at + KEYS > low[own - first]; /* of this warp's rows see something */
-        if (STAGES == 2) {
+        bool seen = at <= first + last && at + KEYS > low[own]; /* by some query of this warp */
+        if (STAGES == 2)
             load_tile<WIDTH, KEYS, threads>(k_tile + (turn ^ 1) * k_bytes, &key, at + KEYS, end);
-            load_tile<V_WIDTH, KEYS, threads>(v_tile + (turn ^ 1) * v_bytes, &value, at + KEYS,
-                                              end);
-        } else
-            load_tile<V_WIDTH, KEYS, threads>(v_tile, &value, at, end);
+        load_tile<V_WIDTH, KEYS, threads>(v_tile + (STAGES == 2 ? (turn ^ 1) * v_bytes : 0), &value,
+                                          STAGES == 2 ? at + KEYS : at, end);
         tsr_copy_commit();
-        if (any) {
-            float shrink[BLOCKS][2];
-            bool shrinks = false;
-            multiply<WIDTH, BLOCKS, KEYS>(score,
-                                          moved<WIDTH>(down_rows<WIDTH>(q_tile), own - first, 0),
+        if (seen) {
+            bool edge = at < low[last] || at + KEYS > first + own + 1;
+            multiply<WIDTH, BLOCKS, KEYS>(score, moved<WIDTH>(down_rows<WIDTH>(q_tile), own, 0),
                                           along_rows<WIDTH>(k_tile + turn * k_bytes));
-#pragma unroll
-            for (int b = 0; b < BLOCKS; b++) {
-                if (at < low[last - first] || at + KEYS > own + 1)
-                    hide(score[b], low + row - first + b * 16, row + b * 16, at);
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    shrink[b][half] = softmax_row(score[b], &state[b][half], half, scale);
-                    shrinks |= shrink[b][half] != 1;
-                }
-            }
-            if (__any_sync(0xffffffffu, shrinks))
-#pragma unroll
-                for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-                    for (int x = 0; x < V_WIDTH / 8; x++)
-#pragma unroll
-                        for (int j = 0; j < 4; j++)
-                            sum[b][x][j] *= shrink[b][j / 2];
+            softmax<V_WIDTH, BLOCKS>(score, sum, state, low + mine, first + mine, at, edge,
+                                     c.scale * LOG2_E);
         }
         if (STAGES == 1) {
             tsr_copy_wait();
@@ -152,37 +201,11 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, RESIDENT)
             load_tile<WIDTH, KEYS, threads>(k_tile, &key, at + KEYS, end);
             tsr_copy_commit();
         }
-        if (any) {
-            uint32_t v_at = down_rows<V_WIDTH>(v_tile + turn * v_bytes);
-#pragma unroll
-            for (int n = 0; n < KEYS / 16; n++) {
-                uint32_t weight[BLOCKS][4];
-#pragma unroll
-                for (int b = 0; b < BLOCKS; b++)
-                    as_left(weight[b], score[b][2 * n], score[b][2 * n + 1]);
-                accumulate<V_WIDTH, BLOCKS, V_WIDTH, 16>(sum, weight,
-                                                         moved<V_WIDTH>(v_at, n * 16, 0));
-            }
-        }
-        turn ^= STAGES - 1;
+        if (seen)
+            add_values<V_WIDTH, BLOCKS>(sum, score, v_tile + turn * v_bytes);
     }
     tsr_copy_wait();
-    rows output = rows_of(o, head, c.q_heads, c.v_dim);
-#pragma unroll
-    for (int b = 0; b < BLOCKS; b++) {
-        float factor[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            query_state *s = &state[b][half];
-            float total = quad_sum(s->total);
-            int token = row + b * 16 + half * 8;
-            factor[half] = token < end ? 1 / total : 0;
-            if (threadIdx.x % 4 == 0 && token < c.tokens)
-                lse[(int64_t)head * c.tokens + token] =
-                    token < end ? s->most * LN_2 + logf(total) : 0;
-        }
-        store_rows<V_WIDTH / 8>(&output, sum[b], own + b * 16, 0, c.tokens, factor);
-    }
+    store_outputs<V_WIDTH, BLOCKS>(&c, o, lse, sum, state, head, first + mine, end);
 }
 
 /* ---- host ---- */

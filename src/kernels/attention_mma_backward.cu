@@ -247,7 +247,91 @@ static __device__ __forceinline__ void add_dq(int32_t *sum, uint32_t ds, uint32_
     }
 }
 
-/* KEYS of one key head, 32 of PARTS warps; QUERIES at a time. */
+/* Where tiles begin in shared memory. */
+typedef struct {
+    uint32_t k, v, q, d_o, p, ds; /* p, ds: weights and score gradients, [KEYS][QUERIES] */
+} tiles;
+
+/* A warp's keys and what sees them. */
+typedef struct {
+    int key, end;    /* the first of its 32; where the block's end */
+    int own;         /* keys of the block before them */
+    int none;        /* where the queries that see any of them end */
+    const int *high; /* where those that see each key of the block end */
+} warp_keys;
+
+/* Weights and score gradients of a warp's 32 keys and COUNT queries, `mine` queries from the tile's begin and `at` from the
+ * tokens': as operands, and in the tiles p and ds. stats: of the tile. */
+template <int WIDTH, int V_WIDTH, int QUERIES, int COUNT>
+static __device__ __forceinline__ void
+find_gradients(uint32_t (*weight)[2][4], uint32_t (*gradient)[2][4], const tiles *tile,
+               const warp_keys *w, const float *stats, int at, int mine, float scale)
+{
+    int lane = threadIdx.x % TSR_WARP, query = lane % 4 * 2, key = lane / 4, own = w->own;
+    float p[2][COUNT / 8][4] = {}, dp[2][COUNT / 8][4] = {};
+    if (at + COUNT > w->key && at < w->none) {
+        multiply<WIDTH, 2, COUNT>(p, moved<WIDTH>(down_rows<WIDTH>(tile->k), own, 0),
+                                  moved<WIDTH>(along_rows<WIDTH>(tile->q), mine, 0));
+        to_weights<COUNT>(p, stats + mine + query, scale * LOG2_E);
+        if (at < w->key + 31 || at + COUNT > w->high[own] || w->key + 31 >= w->end)
+            hide<COUNT>(p, w->key + key, w->high + own + key, at + query);
+        multiply<V_WIDTH, 2, COUNT>(dp, moved<V_WIDTH>(down_rows<V_WIDTH>(tile->v), own, 0),
+                                    moved<V_WIDTH>(along_rows<V_WIDTH>(tile->d_o), mine, 0));
+    }
+    to_gradients<COUNT>(dp, p, stats + QUERIES + mine + query);
+    uint32_t to = moved<QUERIES>(part_at<QUERIES>(key, 0) + query * 2, own, mine);
+#pragma unroll
+    for (int s = 0; s < COUNT / 16; s++)
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            as_left(weight[s][b], p[b][2 * s], p[b][2 * s + 1]);
+            as_left(gradient[s][b], dp[b][2 * s], dp[b][2 * s + 1]);
+            put_left<QUERIES>(tile->p + moved<QUERIES>(to, b * 16, s * 16), weight[s][b]);
+            put_left<QUERIES>(tile->ds + moved<QUERIES>(to, b * 16, s * 16), gradient[s][b]);
+        }
+}
+
+/* Both left operands of a warp's 32 keys and 16 queries from the tiles p and ds. */
+template <int QUERIES>
+static __device__ __forceinline__ void get_left(uint32_t (*weight)[4], uint32_t (*gradient)[4],
+                                                const tiles *tile, int own, int query)
+{
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        load_matrices(weight[b], moved<QUERIES>(down_rows<QUERIES>(tile->p), own + b * 16, query));
+        load_matrices(gradient[b],
+                      moved<QUERIES>(down_rows<QUERIES>(tile->ds), own + b * 16, query));
+    }
+}
+
+/* A warp's rows and columns of dk or dv. */
+template <int WIDTH, int PARTS>
+static __device__ __forceinline__ void
+store_sum(const rows *r, const float (*sum)[WIDTH / PARTS / 8][4], int row, int end, float scale)
+{
+    int part = threadIdx.x / TSR_WARP % PARTS;
+    const float factor[2] = {scale, scale};
+#pragma unroll
+    for (int b = 0; b < 2; b++)
+#pragma unroll
+        for (int x = 0; x < WIDTH / PARTS / 16; x++)
+            store_rows<2>(r, sum[b] + 2 * x, row + b * 16, (x * PARTS + part) * 16, end, factor);
+}
+
+/* Where queries see each key no longer, and the inverse of each column's largest key. */
+template <int WIDTH, int KEYS>
+static __device__ __forceinline__ void set_up(int *high, float *inverse, const attention_call *c,
+                                              const unsigned *most, int first, int end)
+{
+    for (int i = threadIdx.x; i < KEYS; i += blockDim.x)
+        high[i] = first + i < end ? end_query(c, first + i) : 0;
+    for (int i = threadIdx.x; i < WIDTH; i += blockDim.x) {
+        float largest = i < c->dim ? __uint_as_float(most[i]) : 0;
+        inverse[i] = largest < LEAST ? 0 : 1 / largest;
+    }
+}
+
+/* KEYS of one key head, PARTS warps for each 32; QUERIES at a time. */
 template <int WIDTH, int V_WIDTH, int KEYS, int PARTS, int QUERIES>
 static __global__ void __launch_bounds__(KEYS *PARTS, 1)
     gradients(attention_call c, attention_inputs in, fixed_dq fixed, void *dk, void *dv)
@@ -255,42 +339,36 @@ static __global__ void __launch_bounds__(KEYS *PARTS, 1)
     tsr_kernel_begin();
     extern __shared__ __align__(128) char memory[];
     const int threads = KEYS * PARTS, count = QUERIES / PARTS, steps = count / 16;
-    const int stage_bytes = QUERIES * (WIDTH + V_WIDTH) * 2;
-    /* k, v, two stages of q and d_o, weights, score gradients; then what lies below */
-    uint32_t k_tile = tsr_shared_address(memory), v_tile = k_tile + KEYS * WIDTH * 2;
-    uint32_t stage = v_tile + KEYS * V_WIDTH * 2, p_tile = stage + 2 * stage_bytes;
-    uint32_t ds_tile = p_tile + KEYS * QUERIES * 2;
-    float *stats = (float *)(memory + (ds_tile + KEYS * QUERIES * 2 - k_tile)); /* two */
-    float *inverse = stats + 2 * STATS * QUERIES;                               /* [WIDTH] */
-    int *high = (int *)(inverse + WIDTH);                                       /* [KEYS] */
-    int lane = threadIdx.x % TSR_WARP, part = threadIdx.x / TSR_WARP % PARTS, turn = 0;
+    const int stage_bytes = QUERIES * (WIDTH + V_WIDTH) * 2, p_bytes = KEYS * QUERIES * 2;
+    tiles tile = {.k = tsr_shared_address(memory)};
+    tile.v = tile.k + KEYS * WIDTH * 2;
+    uint32_t stage = tile.v + KEYS * V_WIDTH * 2; /* two */
+    tile.p = stage + 2 * stage_bytes, tile.ds = tile.p + p_bytes;
+    float *stats = (float *)(memory + (tile.ds + p_bytes - tile.k)); /* two */
+    float *inverse = stats + 2 * STATS * QUERIES;                    /* [WIDTH] */
+    int *high = (int *)(inverse + WIDTH);                            /* [KEYS] */
     int group = c.q_heads / c.kv_heads, kv_head = fixed.first + blockIdx.x;
-    int head = kv_head * group, last_head = head + group;
+    int head = kv_head * group, last_head = head + group, turn = 0;
     int first = (int)blockIdx.y * KEYS, end = min(first + KEYS, used_tokens(&c));
-    int own = (int)threadIdx.x / (TSR_WARP * PARTS) * 32; /* the first of this warp's keys */
     int last = first < end ? end_query(&c, end - 1) : first, query = first;
-    int none = first + own < end ? end_query(&c, min(first + own + 32, end) - 1) : 0;
+    int part = threadIdx.x / TSR_WARP % PARTS, own = (int)threadIdx.x / (TSR_WARP * PARTS) * 32;
+    warp_keys w = {first + own, end, own, 0, high};
+    w.none = w.key < end ? end_query(&c, min(w.key + 32, end) - 1) : 0;
     float dk_sum[2][WIDTH / PARTS / 8][4] = {}, dv_sum[2][V_WIDTH / PARTS / 8][4] = {};
     rows key = rows_of(in.k, kv_head, c.kv_heads, c.dim);
     rows value = rows_of(in.v, kv_head, c.kv_heads, c.v_dim);
-    for (int i = threadIdx.x; i < KEYS; i += threads)
-        high[i] = first + i < end ? end_query(&c, first + i) : 0;
-    for (int i = threadIdx.x; i < WIDTH; i += threads) {
-        float most = i < c.dim ? __uint_as_float(fixed.most[kv_head * (c.dim + 1) + i]) : 0;
-        inverse[i] = most < LEAST ? 0 : 1 / most;
-    }
-    load_tile<WIDTH, KEYS, threads>(k_tile, &key, first, end);
-    load_tile<V_WIDTH, KEYS, threads>(v_tile, &value, first, end);
+    set_up<WIDTH, KEYS>(high, inverse, &c, fixed.most + kv_head * (c.dim + 1), first, end);
+    load_tile<WIDTH, KEYS, threads>(tile.k, &key, first, end);
+    load_tile<V_WIDTH, KEYS, threads>(tile.v, &value, first, end);
     if (first < last)
         load_queries<WIDTH, V_WIDTH, threads, QUERIES>(stage, stats, &c, &in, fixed.units, head,
                                                        query, last);
     tsr_copy_commit();
     while (first < last && head < last_head) {
-        uint32_t q_tile = stage + turn * stage_bytes, d_o_tile = q_tile + QUERIES * WIDTH * 2;
-        const float *lse = stats + turn * STATS * QUERIES, *delta = lse + QUERIES;
-        const int mine = part * count;
-        int at = query + mine; /* this warp's first query */
-        int tile =
+        const float *now = stats + turn * STATS * QUERIES;
+        tile.q = stage + turn * stage_bytes, tile.d_o = tile.q + QUERIES * WIDTH * 2;
+        int at = query + part * count; /* this warp's first query */
+        int index =
             (head - fixed.first * group) * ((c.tokens + QUERIES - 1) / QUERIES) + query / QUERIES;
         tsr_copy_wait();
         __syncthreads();
@@ -304,73 +382,37 @@ static __global__ void __launch_bounds__(KEYS *PARTS, 1)
                                                            fixed.units, head, query, last);
         tsr_copy_commit();
 
-        float p[2][count / 8][4] = {}, dp[2][count / 8][4] = {};
         uint32_t weight[steps][2][4], gradient[steps][2][4];
-        if (at + count > first + own && at < none) {
-            multiply<WIDTH, 2, count>(p, moved<WIDTH>(down_rows<WIDTH>(k_tile), own, 0),
-                                      moved<WIDTH>(along_rows<WIDTH>(q_tile), mine, 0));
-            to_weights<count>(p, lse + mine + lane % 4 * 2, c.scale * LOG2_E);
-            if (at < first + own + 31 || at + count > high[own] || first + own + 31 >= end)
-                hide<count>(p, first + own + lane / 4, high + own + lane / 4, at + lane % 4 * 2);
-            multiply<V_WIDTH, 2, count>(dp, moved<V_WIDTH>(down_rows<V_WIDTH>(v_tile), own, 0),
-                                        moved<V_WIDTH>(along_rows<V_WIDTH>(d_o_tile), mine, 0));
-        }
-        to_gradients<count>(dp, p, delta + mine + lane % 4 * 2);
-        uint32_t to = part_at<QUERIES>(lane / 4, 0) + lane % 4 * 4;
-        to = moved<QUERIES>(to, own, mine);
+        find_gradients<WIDTH, V_WIDTH, QUERIES, count>(weight, gradient, &tile, &w, now, at,
+                                                       part * count, c.scale);
+        uint32_t q_at = moved<WIDTH>(down_rows<WIDTH>(tile.q), 0, part * 16);
+        uint32_t d_o_at = moved<V_WIDTH>(down_rows<V_WIDTH>(tile.d_o), 0, part * 16);
 #pragma unroll
         for (int s = 0; s < steps; s++)
-#pragma unroll
-            for (int b = 0; b < 2; b++) {
-                as_left(weight[s][b], p[b][2 * s], p[b][2 * s + 1]);
-                as_left(gradient[s][b], dp[b][2 * s], dp[b][2 * s + 1]);
-                put_left<QUERIES>(p_tile + moved<QUERIES>(to, b * 16, s * 16), weight[s][b]);
-                put_left<QUERIES>(ds_tile + moved<QUERIES>(to, b * 16, s * 16), gradient[s][b]);
-            }
-        uint32_t d_o_at = moved<V_WIDTH>(down_rows<V_WIDTH>(d_o_tile), 0, part * 16);
-        uint32_t q_at = moved<WIDTH>(down_rows<WIDTH>(q_tile), 0, part * 16);
-#pragma unroll
-        for (int s = 0; s < steps; s++)
-            accumulate<WIDTH, 2, WIDTH / PARTS, 16 * PARTS>(dk_sum, gradient[s],
-                                                            moved<WIDTH>(q_at, mine + s * 16, 0));
+            accumulate<WIDTH, 2, WIDTH / PARTS, 16 * PARTS>(
+                dk_sum, gradient[s], moved<WIDTH>(q_at, part * count + s * 16, 0));
         __syncthreads();
         /* This warp's queries, then those of the others with its keys. */
 #pragma unroll
         for (int s = 0; s < PARTS * steps; s++) {
             int from = (part + s / steps) % PARTS * count + s % steps * 16;
             if (s >= steps)
-#pragma unroll
-                for (int b = 0; b < 2; b++) {
-                    load_matrices(weight[s % steps][b],
-                                  moved<QUERIES>(down_rows<QUERIES>(p_tile), own + b * 16, from));
-                    load_matrices(gradient[s % steps][b],
-                                  moved<QUERIES>(down_rows<QUERIES>(ds_tile), own + b * 16, from));
-                }
+                get_left<QUERIES>(weight[s % steps], gradient[s % steps], &tile, own, from);
             accumulate<V_WIDTH, 2, V_WIDTH / PARTS, 16 * PARTS>(dv_sum, weight[s % steps],
                                                                 moved<V_WIDTH>(d_o_at, from, 0));
             if (s >= steps)
                 accumulate<WIDTH, 2, WIDTH / PARTS, 16 * PARTS>(dk_sum, gradient[s % steps],
                                                                 moved<WIDTH>(q_at, from, 0));
         }
-        add_dq<WIDTH, KEYS, threads / TSR_WARP, QUERIES>(fixed.sum +
-                                                             (int64_t)tile * (QUERIES * WIDTH),
-                                                         ds_tile, k_tile, delta + QUERIES, inverse);
+        add_dq<WIDTH, KEYS, threads / TSR_WARP, QUERIES>(
+            fixed.sum + (int64_t)index * (QUERIES * WIDTH), tile.ds, tile.k, now + 2 * QUERIES,
+            inverse);
     }
     tsr_copy_wait();
     rows dk_rows = rows_of(dk, kv_head, c.kv_heads, c.dim);
     rows dv_rows = rows_of(dv, kv_head, c.kv_heads, c.v_dim);
-    const float scale[2] = {c.scale, c.scale}, one[2] = {1, 1};
-#pragma unroll
-    for (int b = 0; b < 2; b++) {
-        int row = first + own + b * 16;
-#pragma unroll
-        for (int x = 0; x < WIDTH / PARTS / 16; x++)
-            store_rows<2>(&dk_rows, dk_sum[b] + 2 * x, row, (x * PARTS + part) * 16, c.tokens,
-                          scale);
-#pragma unroll
-        for (int x = 0; x < V_WIDTH / PARTS / 16; x++)
-            store_rows<2>(&dv_rows, dv_sum[b] + 2 * x, row, (x * PARTS + part) * 16, c.tokens, one);
-    }
+    store_sum<WIDTH, PARTS>(&dk_rows, dk_sum, w.key, c.tokens, c.scale);
+    store_sum<V_WIDTH, PARTS>(&dv_rows, dv_sum, w.key, c.tokens, 1);
 }
 
 /* A tile of dq from its sums: the threads of a block as above. */
@@ -400,10 +442,9 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP)
             const int32_t *pair = sum + (i * (count / 8) + n) * 2 * TSR_WARP;
             if (row >= c.tokens || x >= c.dim)
                 continue;
-            int32_t low = pair[0], high = pair[TSR_WARP];
             *(uint32_t *)((bf16 *)out.data + (int64_t)row * out.stride + x) =
-                tsr_pack_bf16((float)low * (factor * __uint_as_float(most[x])),
-                              (float)high * (factor * __uint_as_float(most[x + 1])));
+                tsr_pack_bf16((float)pair[0] * (factor * __uint_as_float(most[x])),
+                              (float)pair[TSR_WARP] * (factor * __uint_as_float(most[x + 1])));
         }
     }
 }
