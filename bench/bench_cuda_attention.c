@@ -291,7 +291,8 @@ static uint64_t run_cudnn(const shape *s, const job *j, const char *name,
     bounds.tokens += (int64_t)(MOST_CAP / cap); /* plans of its own for each cap */
     need(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
     if (tsr_sdpa_find(sdpa, &j->forward.shape))
-        report(s, j, name, (int64_t)tsr_sdpa_workspace_bytes(&cut), kernels->attention,
+        report(s, j, cut.own_bytes ? "cudnn forward, own backward" : name,
+               (int64_t)tsr_sdpa_workspace_bytes(&cut), kernels->attention,
                kernels->attention_backward);
     return tsr_sdpa_workspace_bytes(&cut);
 }

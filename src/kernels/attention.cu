@@ -192,9 +192,11 @@ tsr_status tsr_kernels_cudnn_version(tsr_library_version *out)
 
 uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
 {
+    /* Whatever the card, so that plans do not depend on it. */
     uint64_t own = tsr_attention_own_workspace_bytes(bounds);
-    if (tsr_attention_wgmma_fits(bounds)) /* whatever the card, so that plans do not depend on it */
-        own = tsr_attention_wgmma_workspace_bytes(bounds);
+    uint64_t wgmma =
+        tsr_attention_wgmma_fits(bounds) ? tsr_attention_wgmma_workspace_bytes(bounds) : 0;
+    own = wgmma > own ? wgmma : own;
     tsr_sdpa_cut cut;
     if (!tsr_sdpa_cut_for(&cut, bounds, TSR_SDPA_CAP(bounds)))
         return own;
