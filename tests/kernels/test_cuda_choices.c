@@ -331,7 +331,7 @@ static void workspaces_are_bounded(void **state)
                                   .longest = longest,
                                   .q_heads = 32,
                                   .kv_heads = 8,
-                                  .head_dim = 128,
+                                  .head_dim = 96,
                                   .dtype = TSR_BF16,
                                   .train = true};
         tsr_sdpa_cut cut;
@@ -348,6 +348,11 @@ static void workspaces_are_bounded(void **state)
         assert_true(tsr_sdpa_workspace_bytes(&cut) < repeatable && cut.groups == 1);
         b.train = false;
         assert_true(tsr_attention_workspace_bytes_cuda(&b) < 4 << 20);
+        /* heads of 128 */
+        b.head_dim = 128, b.train = true, b.atomics = false;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_int_equal(cut.own_bytes > 0, longest >= 2048);
+        assert_true(tsr_attention_workspace_bytes_cuda(&b) <= repeatable + (64 << 20));
     }
 }
 
