@@ -628,9 +628,11 @@ static void place_all(placing *p)
     tsr_layer_program *program = p->program;
     for (int i = 0; i < program->block->node_count; i++) {
         const tsr_node *node = &program->block->node[i];
-        if (node->kind->workspace)
-            program->workspace_bytes[i] = node->kind->workspace(
-                node, program->traits, p->sizes->kernels, p->sizes->attention);
+        if (node->kind->workspace) /* what lies behind it begins on a boundary too */
+            program->workspace_bytes[i] =
+                tsr_align_up(node->kind->workspace(node, program->traits, p->sizes->kernels,
+                                                   p->sizes->attention),
+                             TSR_ALIGNMENT);
     }
     add_values(p, &p->forward, p->value_forward, &program->forward, true);
     add_values(p, &p->backward, p->value_backward, &program->remade, false);
