@@ -77,7 +77,11 @@ static void expect_as_alone(const job_result *own, int member, const char *confi
         const tsr_job_report *a = &own->step[i], *b = &single.step[i];
         expect_near(a->loss, b->loss, loss, "the loss", member, i);
         expect_near(a->grad_norm, b->grad_norm, norm, "the norm", member, i);
-        expect_near(a->mean_token_accuracy, b->mean_token_accuracy, norm, "accuracy", member, i);
+        /* In 16 bits two tokens of nearly the same probability may change places. */
+        double one = job_on_gpu() ? 1.01 / (double)a->label_tokens : 0;
+        if (fabs(a->mean_token_accuracy - b->mean_token_accuracy) > one)
+            expect_near(a->mean_token_accuracy, b->mean_token_accuracy, norm, "accuracy", member,
+                        i);
         assert_true(a->learning_rate == b->learning_rate);
         assert_int_equal(a->label_tokens, b->label_tokens);
         assert_int_equal(a->input_tokens, b->input_tokens);
