@@ -534,8 +534,8 @@ static const tsr_key memory_keys[] = {
      .help = "memory per device, with its unit: 22GiB, 500MB"},
     {"host_memory_budget", G, TSR_KEY_BYTES, AT(host_memory_budget), .flags = TSR_KEY_OF_BASE,
      .low = 1, .high = ANY, .none = "auto", .initial = "auto",
-     .help = "host memory per rank beside a GPU, with its unit; auto: its share of four fifths of "
-             "the machine's"},
+     .help = "host memory that a rank with a GPU may use, with its unit; auto: its share of what "
+             "the control group leaves"},
     {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .flags = TSR_KEY_OF_BASE,
      .initial = "auto",
      .help = "keep base weights in host memory; sharded: each rank its shard; full: one copy a "

@@ -228,9 +228,9 @@ static void warn_of_host(const tsr_decision *d, const tsr_inputs *inputs, uint64
     tsr_auto_text text = {0};
     tsr_text_puts(&text, "this job needs ");
     tsr_decide_put_bytes(&text, tsr_decide_host_bytes(d));
-    tsr_text_puts(&text, " of host memory a rank, and four fifths of what the machine shows are ");
+    tsr_text_puts(&text, " of host memory a rank, more than four fifths of the machine's (");
     tsr_decide_put_bytes(&text, shown);
-    tsr_log(TSR_LOG_WARNING, "%s: %s; it fails at its start if the rest cannot be had",
+    tsr_log(TSR_LOG_WARNING, "%s: %s a rank); if the memory is not there, it fails at the start",
             tsr_config_where(&inputs->config, "host_memory_budget"), tsr_text_string(&text));
 }
 
@@ -269,7 +269,7 @@ static void suggest_host_memory(tsr_text *out, const tsr_decision *d, uint64_t n
     uint64_t mib = (needed + (1 << 20) - 1) >> 20;
     tsr_text_printf(out, "host_memory_budget: %" PRIu64 "MiB", mib);
     if (d->room.host && mib << 20 > d->room.host)
-        tsr_text_puts(out, ", on a machine that has so much for each rank");
+        tsr_text_puts(out, ", on a machine with that much for each rank");
 }
 
 /* What to change, cheapest first. */
