@@ -12,19 +12,9 @@
 static tsr_status fill_device(tsr_decision *d, const tsr_inputs *inputs,
                               const tsr_topology_view *view, tsr_choice *c)
 {
-    int64_t low = c->resident, high = inputs->layout.plan_unit_count;
     if (c->offload == TSR_CONFIG_OFFLOAD_NONE || inputs->config.resident_units >= 0)
         return TSR_OK;
-    while (low < high) {
-        c->resident = (low + high + 1) / 2;
-        TSR_TRY(tsr_decide_try(d, inputs, view, c));
-        if (tsr_decide_bytes(d) <= d->budget)
-            low = c->resident;
-        else
-            high = c->resident - 1;
-    }
-    c->resident = low;
-    return tsr_decide_try(d, inputs, view, c);
+    return tsr_decide_fill(d, inputs, view, c, d->budget);
 }
 
 /* The choice that needs the least of all that the configuration allows: of the device, or of those that fit it of the

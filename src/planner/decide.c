@@ -498,25 +498,30 @@ static tsr_status use_room(tsr_decision *d, const contest *k, tsr_choice *c)
     return widen_attention(d, k, c);
 }
 
-/* resident_units auto: what is free is used for units that need no copy and no gather any more. */
-static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c)
+tsr_status tsr_decide_fill(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
+                           tsr_choice *c, uint64_t room)
 {
-    const tsr_inputs *inputs = k->inputs;
     int64_t low = 0, high = inputs->layout.plan_unit_count;
-    uint64_t room = room_for_residents(d, inputs);
-    if (inputs->config.resident_units >= 0 || !moves(d, c) || d->room.base ||
-        tsr_decide_bytes(d) > room)
-        return use_room(d, k, c);
     while (low < high) {
         c->resident = (low + high + 1) / 2;
-        TSR_TRY(tsr_decide_try(d, inputs, k->view, c));
+        TSR_TRY(tsr_decide_try(d, inputs, view, c));
         if (tsr_decide_bytes(d) <= room)
             low = c->resident;
         else
             high = c->resident - 1;
     }
     c->resident = low;
-    TSR_TRY(tsr_decide_try(d, inputs, k->view, c));
+    return tsr_decide_try(d, inputs, view, c);
+}
+
+/* resident_units auto: what is free is used for units that need no copy and no gather any more. */
+static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    const tsr_inputs *inputs = k->inputs;
+    uint64_t room = room_for_residents(d, inputs);
+    if (inputs->config.resident_units < 0 && moves(d, c) && !d->room.base &&
+        tsr_decide_bytes(d) <= room)
+        TSR_TRY(tsr_decide_fill(d, inputs, k->view, c, room));
     return use_room(d, k, c);
 }
 
@@ -644,7 +649,7 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
     tsr_status status = tsr_decide_begin(&d, inputs, view, train, room, speeds);
     if (status == TSR_OK)
         status = choose(&fits, &d, &k);
-    if (status == TSR_OK && !fits && !tsr_decide_is_believed(&d, inputs)) {
+    if (status == TSR_OK && !fits && tsr_decide_ignore_shown(&d, inputs)) {
         d.alternative_count = 0;
         status = choose(&fits, &d, &k);
     }

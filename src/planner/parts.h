@@ -74,8 +74,12 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                           const tsr_choice *c);
 void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout);
 
-/* Of what did not fit: no longer counts what the machine shows of its memory. True: that did not limit it. */
-bool tsr_decide_is_believed(tsr_decision *d, const tsr_inputs *inputs);
+/* No longer counts what the machine shows of its memory. Whether more of the host may be used then. */
+bool tsr_decide_ignore_shown(tsr_decision *d, const tsr_inputs *inputs);
+
+/* The most units that stay on the device whole within `room` bytes of it; the decision holds them. */
+tsr_status tsr_decide_fill(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
+                           tsr_choice *c, uint64_t room);
 
 /* Of the device, with what is beside the arena. */
 uint64_t tsr_decide_bytes(const tsr_decision *d);

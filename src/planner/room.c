@@ -51,13 +51,11 @@ tsr_status tsr_room_host(uint64_t *out, const tsr_inputs *inputs, const tsr_room
     return TSR_OK;
 }
 
-bool tsr_decide_is_believed(tsr_decision *d, const tsr_inputs *inputs)
+bool tsr_decide_ignore_shown(tsr_decision *d, const tsr_inputs *inputs)
 {
     uint64_t before = d->host_budget;
-    if (!d->room.host_shown || inputs->config.host_memory_budget)
-        return true;
     d->room.host_shown = 0;
-    return tsr_room_host(&d->host_budget, inputs, &d->room) < 0 || d->host_budget == before;
+    return tsr_room_host(&d->host_budget, inputs, &d->room) == TSR_OK && d->host_budget > before;
 }
 
 uint64_t tsr_decide_host_bytes(const tsr_decision *d)
