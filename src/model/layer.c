@@ -69,6 +69,7 @@ static tsr_pass begin(const tsr_linear_context *context, const tsr_model_tables 
     return (tsr_pass){.context = context,
                       .tables = tables,
                       .batch = batch,
+                      .positions = batch->positions,
                       .block = layer->program->block,
                       .traits = layer->program->traits,
                       .linear = layer->linear,
@@ -178,6 +179,7 @@ static tsr_status run_tile(const tsr_pass *whole, const tsr_layer_program *progr
     context.samples = context.samples ? context.samples + first : NULL;
     context.positions = context.positions ? context.positions + first : NULL;
     pass.context = &context;
+    pass.positions = whole->positions + first;
     if (first > 0) {
         forget_norms(linear, whole);
         pass.linear = linear;

@@ -172,6 +172,7 @@ typedef struct {
     const tsr_frozen *vector;             /* [vector_count] */
     const tsr_layer_gradients *gradients; /* [TSR_BLOCK_WEIGHTS]; of a backward */
     const tsr_layer_input *input;         /* of a forward */
+    const int32_t *positions;             /* of its tokens, in their documents */
     void *value[TSR_BLOCK_VALUES], *gradient[TSR_BLOCK_VALUES];
     void *workspace; /* of the node at work */
     uint64_t workspace_bytes;

@@ -10,8 +10,8 @@ static tsr_latent_shape shape_of(const tsr_pass *p, const tsr_node *node)
     const tsr_rope_table *table = &p->tables->rope[spec->table];
     return (tsr_latent_shape){.cosine = table->cosine,
                               .sine = table->sine,
-                              .positions = p->batch->positions,
-                              .tokens = p->batch->tokens,
+                              .positions = p->positions,
+                              .tokens = p->context->tokens,
                               .heads = spec->heads,
                               .nope_dim = spec->nope_dim,
                               .rope_dim = spec->rope_dim,
@@ -77,6 +77,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_latent = {.name = "latent",
+                                       .row_wise = true,
                                        .rows = TSR_NONE,
                                        .forward = forward,
                                        .backward = backward,

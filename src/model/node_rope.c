@@ -72,8 +72,8 @@ static tsr_rope_shape shape_of(const tsr_pass *p, const tsr_node *node)
                             .sine = table->sine,
                             .q_cosine = queries->cosine,
                             .q_sine = queries->sine,
-                            .positions = p->batch->positions,
-                            .tokens = p->batch->tokens,
+                            .positions = p->positions,
+                            .tokens = p->context->tokens,
                             .stride = stride_of(p, node),
                             .q_heads = spec->q_heads,
                             .kv_heads = spec->kv_heads,
@@ -164,6 +164,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_rope = {.name = "rope",
+                                     .row_wise = true,
                                      .scales = true,
                                      .rows = TSR_NONE,
                                      .forward = forward,

@@ -260,7 +260,7 @@ void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_opti
     p->block = options->block;
     p->trains = options->trains;
     p->keep = options->keep;
-    tsr_program_find_tail(p, options);
+    tsr_program_find_tiled(p, options);
     memcpy(p->traits, options->traits, (size_t)p->block->matrix_count * sizeof *p->traits);
     if (p->block->stack_count)
         memcpy(p->traits + tsr_stack_weight(0), options->traits + tsr_stack_weight(0),

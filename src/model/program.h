@@ -16,11 +16,11 @@
  * further up, with its gradient (`shared`). The same nodes run on the same values wherever these lie, so the bits do
  * not depend on any of it.
  *
- * Tiles. The tail of a layer, the nodes behind the last one that is not row-wise (attention, say), has `tile_rows` rows
- * of a longer micro-batch at a time: first all of the tail for the first rows, forward, or backward with what is made
- * again, then for the next. What nobody else reads exists for one tile only. Gradients of adapters are added up in the
- * order of the tiles. Which values are kept and in how many units a layer is changes what exists for a tile, and nothing
- * that is computed: so the bits depend on the tokens and on `tile_rows` alone.
+ * Tiles. Row-wise nodes (all but attention, say) have `tile_rows` rows of a longer micro-batch at a time: those that
+ * follow each other in a pass run for the first rows, then for the next. What nobody else reads exists for one tile only.
+ * Gradients of adapters are rounded to fixed point for each tile and added up as integers. Which values are kept and in how
+ * many units a layer is changes what exists for a tile, and nothing that is computed; and who computes which tile does not
+ * matter either: so the bits depend on the tokens and on `tile_rows` alone.
  */
 #ifndef TSR_MODEL_PROGRAM_H
 #define TSR_MODEL_PROGRAM_H
@@ -98,8 +98,8 @@ typedef struct {
     uint8_t wanted_slots; /* those of the options and of what it gives itself */
     tsr_steps forward, remade, backward;
     int64_t tile_rows;
-    int tail;                      /* the first node of the tail; all of them: there is none */
-    uint8_t part[TSR_BLOCK_NODES]; /* as in the options */
+    bool tiled[TSR_BLOCK_NODES];                           /* nodes that go through tiles */
+    uint8_t part[TSR_BLOCK_NODES];                         /* as in the options */
     bool needed[TSR_BLOCK_VALUES], kept[TSR_BLOCK_VALUES]; /* by the backward; until then */
     /* From here on after tsr_layer_program_place. */
     tsr_value_place in_forward[TSR_BLOCK_VALUES], in_backward[TSR_BLOCK_VALUES],

@@ -6,8 +6,8 @@
 
 #include "model/program.h"
 
-/* The rows of a tile, the tail and the parts. */
-void tsr_program_find_tail(tsr_layer_program *program, const tsr_layer_program_options *options);
+/* The rows of a tile, the nodes that have so many at a time, and the parts. */
+void tsr_program_find_tiled(tsr_layer_program *program, const tsr_layer_program_options *options);
 
 /* Whether two steps that follow each other in a pass have the same rows at a time: all, or a tile's. */
 bool tsr_program_together(const tsr_layer_program *program, const tsr_step *a, const tsr_step *b);

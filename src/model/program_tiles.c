@@ -8,25 +8,21 @@
 
 #include <string.h>
 
-/* Behind the root: what that is made from is not there when a backward makes values again. A tail without a linear has
- * nothing that is worth it. */
-void tsr_program_find_tail(tsr_layer_program *p, const tsr_layer_program_options *options)
+/* Behind the root: what that is made from is not there when a backward makes values again. */
+void tsr_program_find_tiled(tsr_layer_program *p, const tsr_layer_program_options *options)
 {
     const tsr_block *b = p->block;
-    int tail = b->node_count;
-    bool multiplies = false;
-    while (tail > b->value[b->root].node + 1 && b->node[tail - 1].kind->row_wise)
-        multiplies |= b->node[--tail].kind == &tsr_node_linear;
-    p->tile_rows = multiplies ? options->tile_rows : 0;
-    p->tail = p->tile_rows ? tail : b->node_count;
+    p->tile_rows = options->tile_rows;
+    for (int i = b->value[b->root].node + 1; i < b->node_count && p->tile_rows; i++)
+        p->tiled[i] = b->node[i].kind->row_wise;
     if (options->part)
         memcpy(p->part, options->part, (size_t)b->node_count * sizeof *p->part);
 }
 
 bool tsr_program_together(const tsr_layer_program *p, const tsr_step *a, const tsr_step *b)
 {
-    bool tiled = a->node >= p->tail;
-    return tiled == (b->node >= p->tail) && (!tiled || p->part[a->node] == p->part[b->node]);
+    bool tiled = p->tiled[a->node];
+    return tiled == p->tiled[b->node] && (!tiled || p->part[a->node] == p->part[b->node]);
 }
 
 int tsr_step_count(const tsr_layer_program *p, bool backward)
@@ -45,7 +41,7 @@ const tsr_step *tsr_step_at(const tsr_layer_program *p, bool backward, int index
 int tsr_tile_end(const tsr_layer_program *p, bool backward, int first, int end)
 {
     int count = tsr_step_count(p, backward);
-    if (tsr_step_at(p, backward, first)->node < p->tail)
+    if (!p->tiled[tsr_step_at(p, backward, first)->node])
         return first;
     end = end < count ? end : count;
     int last = first;
@@ -58,7 +54,7 @@ int tsr_tile_end(const tsr_layer_program *p, bool backward, int first, int end)
 int tsr_tile_kinds(tsr_tile_kind out[2], const tsr_layer_program *p, int node, int64_t tokens)
 {
     out[0] = (tsr_tile_kind){tokens, 1};
-    if (node < p->tail || tokens <= p->tile_rows)
+    if (!p->tiled[node] || tokens <= p->tile_rows)
         return 1;
     out[0] = (tsr_tile_kind){p->tile_rows, tokens / p->tile_rows};
     out[1] = (tsr_tile_kind){tokens % p->tile_rows, 1};
