@@ -15,11 +15,16 @@
  * value is 0: a query's weights then sum to less than 1 (gpt-oss; Xiao et al. 2023). lse contains it,
  * which is all that the backward needs of it. Sinks are frozen.
  *
+ * A micro-batch may be shared by several ranks (spans.h). Each then gives all rows of q, k, v, o, d_o and lse, in the usual
+ * layout, and gets results for its own rows alone: o and lse of its queries, dq of its queries, dk and dv of its keys, with
+ * the bits of the call that is not shared. Other rows of the results may be written or not.
+ *
  * Cost     forward 2 (D + Dv) FLOPs for each visible pair and query head, backward 6 D + 4 Dv; q, k, v, o once.
  */
 #ifndef TSR_KERNELS_ATTENTION_H
 #define TSR_KERNELS_ATTENTION_H
 
+#include "kernels/spans.h"
 #include "kernels/types.h"
 
 /* What both directions are told. */
@@ -35,6 +40,7 @@ typedef struct {
     tsr_frozen sinks; /* [Hq], optional; told both directions alike */
     float
         softcap; /* c: scaled scores become c tanh(score / c) before the mask (Gemma 2); 0: they stay */
+    tsr_spans spans; /* zero: not shared */
     tsr_dtype dtype;
 } tsr_attention_shape;
 

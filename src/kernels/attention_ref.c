@@ -5,6 +5,10 @@
  *
  * Forward: a task is one query tile of one head. Backward: a task is one document and one key head;
  * it walks the query heads of the group in order, so dk and dv need no second buffer.
+ *
+ * Shared   Tiles with an own row are computed whole, since their shape decides their bits; of other tiles what is asked of
+ *          the pair of queries and keys: all five matmuls where both have own rows, all but that of dq where keys have, and
+ *          where queries have three.
  */
 #include "kernels/attention.h"
 
@@ -231,7 +235,9 @@ static void forward_task(void *opaque, int index)
         int64_t tiles = (length + QUERIES - 1) / QUERIES;
         if (tile < tiles) {
             int64_t query = (tiles - 1 - tile) * QUERIES; /* the longest rows first */
-            forward_tile(args, start, query, tsr_min(QUERIES, length - query), head);
+            int64_t queries = tsr_min(QUERIES, length - query);
+            if (tsr_spans_touch(&s->spans, start + query, start + query + queries))
+                forward_tile(args, start, query, queries, head);
             return;
         }
         tile -= tiles;
@@ -325,8 +331,9 @@ typedef struct {
     int64_t length, q_stride, k_stride, v_stride, o_stride;
 } pieces;
 
-/* Queries from `query` on, those that see a key of the tile. */
-static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_t key)
+/* Queries from `query` on, those that see a key of the tile; which results are asked. */
+static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_t key,
+                          bool of_queries, bool of_keys)
 {
     _Alignas(64) float weights[QUERIES * KEYS];
     _Alignas(64) float gradient[QUERIES * KEYS];
@@ -349,12 +356,30 @@ static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_
     scores_gradient(gradient, weights, m, n, p->delta + query, scale);
     if (s->softcap > 0)
         uncap_gradient(gradient, slopes, m, n);
-    tsr_gemm_block(&(tsr_gemm_block_args){n, wide, m, true, false, weights, KEYS, d_o, os,
-                                          p->dv + key * vs, vs, 1, 1});
-    tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, gradient, KEYS, q, qs,
-                                          p->dk + key * ks, ks, 1, 1});
-    tsr_gemm_block(&(tsr_gemm_block_args){m, dim, n, false, false, gradient, KEYS, k, ks,
-                                          p->dq + query * qs, qs, 1, 1});
+    if (of_keys) {
+        tsr_gemm_block(&(tsr_gemm_block_args){n, wide, m, true, false, weights, KEYS, d_o, os,
+                                              p->dv + key * vs, vs, 1, 1});
+        tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, gradient, KEYS, q, qs,
+                                              p->dk + key * ks, ks, 1, 1});
+    }
+    if (of_queries)
+        tsr_gemm_block(&(tsr_gemm_block_args){m, dim, n, false, false, gradient, KEYS, k, ks,
+                                              p->dq + query * qs, qs, 1, 1});
+}
+
+/* The tiles of a document and head, of queries and of keys in ascending order. */
+static void backward_head(const shape *s, const pieces *p, int64_t start)
+{
+    for (int64_t query = 0; query < p->length; query += QUERIES) {
+        int64_t end = tsr_min(query + QUERIES, p->length);
+        bool of_queries = tsr_spans_touch(&s->spans, start + query, start + end);
+        for (int64_t key = first_key(s, query) / KEYS * KEYS; key < end; key += KEYS) {
+            bool of_keys =
+                tsr_spans_touch(&s->spans, start + key, start + tsr_min(key + KEYS, p->length));
+            if (of_queries || of_keys)
+                backward_tile(s, p, query, key, of_queries, of_keys);
+        }
+    }
 }
 
 static void backward_task(void *opaque, int index)
@@ -387,11 +412,7 @@ static void backward_task(void *opaque, int index)
         p.delta = delta;
         clear_rows(p.dq, p.length, dim, qs);
         delta_rows(delta, p.d_o, (const float *)args->o + o, p.length, wide, os);
-        for (int64_t query = 0; query < p.length; query += QUERIES) {
-            int64_t end = tsr_min(query + QUERIES, p.length);
-            for (int64_t key = first_key(s, query) / KEYS * KEYS; key < end; key += KEYS)
-                backward_tile(s, &p, query, key);
-        }
+        backward_head(s, &p, start);
     }
 }
 

@@ -1,0 +1,64 @@
+/*
+ * kernels/spans.h: which rows of a micro-batch are whose, where the ranks of a group share it. Rows are cut into spans, from
+ * the first row on and whatever the documents are, and spans are dealt forth and back: 0 1 2 2 1 0 0 1 2 ... A causal row
+ * costs the more the later it is, and so each rank has as many early as late ones. For the CPU and for GPUs.
+ */
+#ifndef TSR_KERNELS_SPANS_H
+#define TSR_KERNELS_SPANS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define TSR_SPANS_INLINE static __host__ __device__ __forceinline__
+#else
+#define TSR_SPANS_INLINE static inline
+#endif
+
+/* rows: of a span; on GPUs a multiple of TSR_SPAN_STEP. rows 0 or ranks < 2: everything is this rank's. */
+typedef struct {
+    int64_t rows;
+    int32_t ranks, rank;
+} tsr_spans;
+
+#define TSR_SPAN_STEP 128 /* the largest block of rows of a kernel: each then lies in one span */
+
+TSR_SPANS_INLINE bool tsr_spans_shared(const tsr_spans *s)
+{
+    return s->rows > 0 && s->ranks > 1;
+}
+
+TSR_SPANS_INLINE int32_t tsr_span_owner(const tsr_spans *s, int64_t span)
+{
+    if (!tsr_spans_shared(s))
+        return s->rank;
+    int32_t turn = (int32_t)(span % (2 * s->ranks));
+    return turn < s->ranks ? turn : 2 * s->ranks - 1 - turn;
+}
+
+TSR_SPANS_INLINE bool tsr_row_is_own(const tsr_spans *s, int64_t row)
+{
+    return !tsr_spans_shared(s) || tsr_span_owner(s, row / s->rows) == s->rank;
+}
+
+/* Whether one of rows [first, end) is own. */
+TSR_SPANS_INLINE bool tsr_spans_touch(const tsr_spans *s, int64_t first, int64_t end)
+{
+    for (; first < end && !tsr_row_is_own(s, first); first = (first / s->rows + 1) * s->rows)
+        ;
+    return first < end;
+}
+
+/* How many of a micro-batch's rows are own. */
+TSR_SPANS_INLINE int64_t tsr_spans_own_rows(const tsr_spans *s, int64_t tokens)
+{
+    if (!tsr_spans_shared(s))
+        return tokens;
+    int64_t own = 0;
+    for (int64_t first = 0; first < tokens; first += s->rows)
+        if (tsr_row_is_own(s, first))
+            own += s->rows < tokens - first ? s->rows : tokens - first;
+    return own;
+}
+
+#endif
