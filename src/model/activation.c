@@ -67,6 +67,11 @@ int64_t tsr_activation_tile_rows(const tsr_activation_options *options)
     return whole ? 0 : options->tile_rows;
 }
 
+int64_t tsr_activation_span_rows(const tsr_activation_options *options)
+{
+    return options->objective ? 0 : tsr_activation_tile_rows(options);
+}
+
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options)
 {
     return (tsr_attention_bounds){.tokens = options->bounds.tokens,
@@ -387,8 +392,9 @@ static tsr_status take_scratch(const walk *w, tsr_activations *out)
     const tsr_activation_options *o = w->options;
     region measured = {0};
     void *base = NULL;
+    int64_t span = tsr_activation_span_rows(o), rows = o->bounds.label_rows;
     out->head.workspace_bytes = o->kernels->head_workspace_bytes(
-        &(tsr_head_bounds){.rows = o->bounds.label_rows,
+        &(tsr_head_bounds){.rows = span && span < rows ? span : rows,
                            .d = (int64_t)(w->d + o->layout->head_lora.r),
                            .chunk = TSR_HEAD_CHUNK_ROWS,
                            .dtype = o->dtype,

@@ -42,6 +42,7 @@ typedef struct {
     bool fp8;                    /* the base's matmuls run in e4m3 */
     const tsr_keep *keep;        /* [layers]: what they may keep */
     int64_t tile_rows; /* of a layer's tail (model/program.h); 0: micro-batches are whole */
+    bool objective;    /* which takes the head's label rows together */
     int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
     bool train; /* false: evaluation only */
     bool dropout;
@@ -55,6 +56,9 @@ tsr_matrix_traits tsr_activation_traits(const tsr_activation_options *options,
 
 /* The rows of a tile in the largest micro-batches; 0: these are not divided, for they have no more, or of several adapters. */
 int64_t tsr_activation_tile_rows(const tsr_activation_options *options);
+
+/* The tokens of a span of those whose label rows the head takes by themselves; 0: it takes all of a micro-batch. */
+int64_t tsr_activation_span_rows(const tsr_activation_options *options);
 
 /* The largest attention of a run, but for the heads, which differ by node. */
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options);

@@ -1,6 +1,10 @@
 /*
  * model/head.c: from the last layer to the loss and back: final norm, the rows that have a label,
  * the vocabulary chunk by chunk, the gradients of its chunks where they are trained, and that of the final norm's input.
+ *
+ * A long micro-batch goes through it in spans (stage.c), as layers' tails go through tiles. What is made of several label
+ * rows at once, a matmul or the sum of losses, is made of one span's. Gradients of the head's own parameters are made of
+ * all label rows.
  */
 #include "model/model_parts.h"
 
@@ -21,66 +25,138 @@ static int64_t joined_width(const tsr_model *model)
     return width(model) + low_width(model);
 }
 
-/* Of the micro-batch that is computed. W never changes: its rows are summed once. */
-static tsr_head_state state_of(const tsr_model *model)
+/* From a row on, of rows that have so many columns; NULL remains NULL. */
+static void *rows_at(const tsr_model *model, const void *rows, int64_t first, int64_t columns)
+{
+    return rows ? (char *)rows + (uint64_t)(first * columns) * tsr_dtype_bytes(model->options.dtype)
+                : NULL;
+}
+
+/* From a label row of the micro-batch on. W never changes: its rows are summed once, beside the first label row. */
+static tsr_head_state state_of(const tsr_model *model, int64_t first)
 {
     tsr_head_state state = model->activations.head.state;
-    if (!tsr_model_current(model)->batch.train)
-        state.acc = state.wy = NULL;
-    state.squares = model->preference.squares;
-    if (!model->mean_row_known)
+    int64_t wide = first * joined_width(model);
+    bool train = tsr_model_current(model)->batch.train;
+    state.max += first;
+    state.sum += first;
+    state.label_logit += first;
+    state.acc = train ? state.acc + wide : NULL;
+    state.wy = train ? state.wy + wide : NULL;
+    state.rival += first;
+    state.spread += first;
+    state.squares = model->preference.squares; /* of an objective, where all rows are one span */
+    if (!model->mean_row_known && first == 0)
         state.row_parts = model->row_parts;
     return state;
 }
 
+/* ---- the final norm ---- */
+
+/* The label rows of a span, of h. */
+static tsr_status gather(const tsr_model *model, void *out, const void *h, const head_span *span)
+{
+    int64_t d = width(model);
+    const stage *s = tsr_model_current(model);
+    return model->options.kernels->gather_rows(
+        model->compute, &(tsr_gather_rows_args){.out = rows_at(model, out, span->first_label, d),
+                                                .in = h,
+                                                .index = s->view.label_row + span->first_label,
+                                                .rows = span->label_rows,
+                                                .tokens = span->tokens,
+                                                .d = d,
+                                                .dtype = model->options.dtype});
+}
+
+/* h of a span's tokens. */
+static void *h_of(const tsr_model *model, const head_span *span)
+{
+    return rows_at(model, model->activations.head.h, span->first, width(model));
+}
+
+static tsr_status begin_span(tsr_model *model, const tsr_layer *layer, const head_span *span)
+{
+    tsr_activations *a = &model->activations;
+    int64_t d = width(model), first = span->first;
+    TSR_TRY(model->options.kernels->rms_norm(
+        model->compute,
+        &(tsr_rms_norm_args){.x = rows_at(model, model->carried.x, first, d),
+                             .z = rows_at(model, model->carried.z, first, d),
+                             .g = model->carried.g,
+                             .w = layer->final_norm,
+                             .x_out = rows_at(model, a->head.x, first, d),
+                             .h = h_of(model, span),
+                             .rstd = a->head.rstd + first,
+                             .tokens = span->tokens,
+                             .d = d,
+                             .eps = (float)model->options.layout->config.rms_norm_eps,
+                             .dtype = model->options.dtype}));
+    return gather(model, low_width(model) ? a->head.label_h : a->head.rows, h_of(model, span),
+                  span);
+}
+
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
+{
+    const stage *s = tsr_model_current(model);
+    for (int i = 0; i < s->span_count; i++)
+        TSR_TRY(begin_span(model, layer, &s->span[i]));
+    if (model->options.layout->scores)
+        return TSR_OK;
+    return model->options.kernels->head_begin(model->compute,
+                                              &(tsr_head_begin_args){.state = state_of(model, 0),
+                                                                     .rows = s->batch.label_rows,
+                                                                     .d = joined_width(model)});
+}
+
+static tsr_status span_backward(tsr_model *model, const tsr_layer *layer, const head_span *span)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
     const tsr_kernels *kernels = model->options.kernels;
-    int64_t d = width(model);
-    TSR_TRY(kernels->rms_norm(
+    int64_t d = width(model), first = span->first;
+    const void *gradient = low_width(model) ? a->head.label_h : a->head.rows;
+    TSR_TRY(kernels->scatter_rows(
         model->compute,
-        &(tsr_rms_norm_args){.x = model->carried.x,
-                             .z = model->carried.z,
-                             .g = model->carried.g,
-                             .w = layer->final_norm,
-                             .x_out = a->head.x,
-                             .h = a->head.h,
-                             .rstd = a->head.rstd,
-                             .tokens = s->batch.tokens,
-                             .d = d,
-                             .eps = (float)model->options.layout->config.rms_norm_eps,
-                             .dtype = model->options.dtype}));
-    TSR_TRY(kernels->gather_rows(
-        model->compute,
-        &(tsr_gather_rows_args){.out = low_width(model) ? a->head.label_h : a->head.rows,
-                                .in = a->head.h,
-                                .index = s->view.label_row,
-                                .rows = s->batch.label_rows,
-                                .tokens = s->batch.tokens,
-                                .d = d,
-                                .dtype = model->options.dtype}));
-    if (model->options.layout->scores)
-        return TSR_OK;
-    return kernels->head_begin(model->compute, &(tsr_head_begin_args){.state = state_of(model),
-                                                                      .rows = s->batch.label_rows,
-                                                                      .d = joined_width(model)});
+        &(tsr_scatter_rows_args){.out = a->head.d_h,
+                                 .in = rows_at(model, gradient, span->first_label, d),
+                                 .index = s->view.label_row + span->first_label,
+                                 .rows = span->label_rows,
+                                 .tokens = span->tokens,
+                                 .d = d,
+                                 .dtype = model->options.dtype}));
+    return kernels->rms_norm_backward(
+        model->compute, &(tsr_rms_norm_backward_args){.dh = a->head.d_h,
+                                                      .x = rows_at(model, a->head.x, first, d),
+                                                      .rstd = a->head.rstd + first,
+                                                      .w = layer->final_norm,
+                                                      .dx = rows_at(model, a->dx, first, d),
+                                                      .tokens = span->tokens,
+                                                      .d = d,
+                                                      .overwrite = true,
+                                                      .dtype = model->options.dtype});
 }
 
-/* What head_finish is given of all label rows. */
-static tsr_head_finish_args finish_args(tsr_model *model)
+tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer)
 {
-    tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
-    tsr_head_state state = state_of(model);
+    for (int i = 0; i < s->span_count; i++)
+        TSR_TRY(span_backward(model, layer, &s->span[i]));
+    return TSR_OK;
+}
+
+/* ---- the loss ---- */
+
+/* What head_finish is given of label rows. */
+static tsr_head_finish_args finish_args(const tsr_model *model, int64_t first, int64_t rows)
+{
+    const tsr_activations *a = &model->activations;
+    const stage *s = tsr_model_current(model);
+    void *dh = low_width(model) ? a->head.d_rows : a->head.rows;
     bool weighed = model->options.objective != NULL;
     return (tsr_head_finish_args){
-        .state = state,
-        .dh = !s->batch.train    ? NULL
-              : low_width(model) ? a->head.d_rows
-                                 : a->head.rows,
-        .nll = a->nll,
+        .state = state_of(model, first),
+        .dh = s->batch.train ? rows_at(model, dh, first, joined_width(model)) : NULL,
+        .nll = a->nll + first,
         .loss = tsr_model_loss_word(model),
         .loss_overflow = model->sums.loss_overflow,
         .correct = model->sums.correct,
@@ -89,12 +165,12 @@ static tsr_head_finish_args finish_args(tsr_model *model)
         .row_entropy = model->preference.entropy,
         .row_correct = model->preference.correct,
         .row_logit = model->preference.logit,
-        .rows = s->batch.label_rows,
+        .rows = rows,
         .d = joined_width(model),
         .scale = weighed ? 1 : (float)(1 / s->batch.label_tokens),
         .dtype = model->options.dtype,
         .smoothing = model->options.label_smoothing,
-        .h = a->head.rows,
+        .h = rows_at(model, a->head.rows, first, joined_width(model)),
         .mean_row = model->row_parts ? model->row_parts + TSR_HEAD_PARTS * width(model) : NULL,
         .vocabulary = (int64_t)model->options.layout->config.vocab_size};
 }
@@ -102,33 +178,27 @@ static tsr_head_finish_args finish_args(tsr_model *model)
 /* Of one of several adapters: its label rows, into its sums. There is neither an objective nor smoothing. */
 static tsr_status finish_range(tsr_model *model, const tsr_model_range *range)
 {
-    tsr_head_finish_args args = finish_args(model);
+    tsr_head_finish_args args = finish_args(model, range->first_label, range->label_rows);
     const tsr_model_sums *sums = &model->mixed_sums[range->adapter];
-    int64_t first = range->first_label, wide = first * args.d;
-    args.state.max += first;
-    args.state.sum += first;
-    args.state.label_logit += first;
-    args.state.acc += wide;
-    args.state.wy += wide;
-    args.state.rival += first;
-    args.state.spread += first;
-    args.dh = (char *)args.dh + (uint64_t)wide * tsr_dtype_bytes(args.dtype);
-    args.nll += first;
     args.loss = sums->loss;
     args.loss_overflow = sums->loss_overflow;
     args.correct = sums->correct;
     args.entropy = sums->entropy;
-    args.rows = range->label_rows;
     args.scale = (float)(1 / range->label_tokens);
     return model->options.kernels->head_finish(model->compute, &args);
 }
 
-/* The loss, what is reported beside it, and the gradient of the label rows in their place. */
+/* The loss, what is reported beside it, and the gradient of the label rows in their place. A span's loss is rounded by
+ * itself. */
 static tsr_status finish(tsr_model *model)
 {
-    const tsr_model_batch *batch = &tsr_model_current(model)->batch;
-    if (!batch->range_count) {
-        tsr_head_finish_args args = finish_args(model);
+    const stage *s = tsr_model_current(model);
+    const tsr_model_batch *batch = &s->batch;
+    for (int i = 0; i < s->span_count && !batch->range_count; i++) {
+        const head_span *span = &s->span[i];
+        if (!span->label_rows)
+            continue;
+        tsr_head_finish_args args = finish_args(model, span->first_label, span->label_rows);
         model->mean_row_known = true;
         TSR_TRY(model->options.kernels->head_finish(model->compute, &args));
     }
@@ -141,16 +211,11 @@ static tsr_status finish(tsr_model *model)
 /* The label rows of h again, for their place has their gradient; acc's is free by then. */
 static tsr_status gather_again(const tsr_model *model)
 {
-    const tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
-    return model->options.kernels->gather_rows(
-        model->compute, &(tsr_gather_rows_args){.out = a->head.state.acc,
-                                                .in = a->head.h,
-                                                .index = s->view.label_row,
-                                                .rows = s->batch.label_rows,
-                                                .tokens = s->batch.tokens,
-                                                .d = width(model),
-                                                .dtype = model->options.dtype});
+    for (int i = 0; i < s->span_count; i++)
+        TSR_TRY(gather(model, model->activations.head.state.acc, h_of(model, &s->span[i]),
+                       &s->span[i]));
+    return TSR_OK;
 }
 
 /* ---- a LoRA of the head: h and W with columns beside them, [h, scale low] and [W, B] ---- */
@@ -191,25 +256,38 @@ static void *low_of(const tsr_model *model, void *rows)
     return (char *)rows + (uint64_t)width(model) * tsr_dtype_bytes(model->options.dtype);
 }
 
+/* For each span that has labels, from its first label row on; a has lda columns, c ldc. */
+static tsr_status gemm_spans(tsr_model *model, tsr_gemm_args gemm, const void *a, void *c)
+{
+    const stage *s = tsr_model_current(model);
+    for (int i = 0; i < s->span_count; i++) {
+        gemm.m = s->span[i].label_rows;
+        gemm.a = rows_at(model, a, s->span[i].first_label, gemm.lda);
+        gemm.c = rows_at(model, c, s->span[i].first_label, gemm.ldc);
+        if (gemm.m)
+            TSR_TRY(model->options.kernels->gemm(model->compute, &gemm));
+    }
+    return TSR_OK;
+}
+
 /* rows = [h, scale h A^T], of the first chunk, which has A. */
 static tsr_status join_rows(tsr_model *model, const tsr_unit_view *view)
 {
     const tsr_activations *a = &model->activations;
-    int64_t rows = tsr_model_current(model)->batch.label_rows;
+    const stage *s = tsr_model_current(model);
     tsr_frozen h = {a->head.label_h, model->options.dtype};
-    TSR_TRY(put(model, a->head.rows, joined_width(model), h, width(model), rows, width(model)));
-    return model->options.kernels->gemm(
-        model->compute, &(tsr_gemm_args){.m = rows,
-                                         .n = low_width(model),
-                                         .k = width(model),
-                                         .a = a->head.label_h,
-                                         .b = chunk_part(model, 0, view),
-                                         .c = low_of(model, a->head.rows),
-                                         .ldc = joined_width(model),
-                                         .trans_b = true,
-                                         .alpha = (float)model->options.layout->head_lora.scale,
-                                         .dtype = model->options.dtype,
-                                         .c_dtype = model->options.dtype});
+    tsr_gemm_args gemm = {.n = low_width(model),
+                          .k = width(model),
+                          .b = chunk_part(model, 0, view),
+                          .lda = width(model),
+                          .ldc = joined_width(model),
+                          .trans_b = true,
+                          .alpha = (float)model->options.layout->head_lora.scale,
+                          .dtype = model->options.dtype,
+                          .c_dtype = model->options.dtype};
+    TSR_TRY(put(model, a->head.rows, joined_width(model), h, width(model), s->batch.label_rows,
+                width(model)));
+    return gemm_spans(model, gemm, a->head.label_h, low_of(model, a->head.rows));
 }
 
 /* [W, B] of a chunk. */
@@ -245,14 +323,13 @@ static tsr_status finish_lora(tsr_model *model, const tsr_unit_view *view, float
                           .c_dtype = TSR_F32};
     TSR_TRY(kernels->gemm(model->compute, &gemm));
     TSR_TRY(put(model, a->head.label_h, width(model), dh, stride, rows, width(model)));
-    gemm.m = rows;
     gemm.k = low_width(model);
     gemm.b = chunk_part(model, 0, view);
-    gemm.c = a->head.label_h;
+    gemm.ldc = width(model);
     gemm.trans_a = false;
     gemm.beta = 1;
     gemm.c_dtype = model->options.dtype;
-    return kernels->gemm(model->compute, &gemm);
+    return gemm_spans(model, gemm, low_of(model, a->head.d_rows), a->head.label_h);
 }
 
 /* ---- chunks ---- */
@@ -327,18 +404,30 @@ static tsr_status chunk_weight(tsr_frozen *out, tsr_model *model, const tsr_layo
     return TSR_OK;
 }
 
+/* A chunk into the state of every span that has labels. */
+static tsr_status add_chunk(const tsr_model *model, tsr_head_chunk_args args)
+{
+    const stage *s = tsr_model_current(model);
+    for (int i = 0; i < s->span_count; i++) {
+        int64_t first = s->span[i].first_label;
+        if (!s->span[i].label_rows)
+            continue;
+        args.state = state_of(model, first);
+        args.h = rows_at(model, model->activations.head.rows, first, args.d);
+        args.labels = s->view.label + first;
+        args.rows = s->span[i].label_rows;
+        TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view)
 {
     tsr_activations *a = &model->activations;
-    const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
-    tsr_head_chunk_args args = {.state = state_of(model),
-                                .h = a->head.rows,
-                                .labels = s->view.label,
-                                .workspace = a->head.workspace,
+    tsr_head_chunk_args args = {.workspace = a->head.workspace,
                                 .workspace_bytes = a->head.workspace_bytes,
-                                .rows = s->batch.label_rows,
                                 .d = joined_width(model),
                                 .first = (int64_t)chunk->first_row,
                                 .count = (int64_t)chunk->row_count,
@@ -351,7 +440,7 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
     if (low_width(model) && unit == layout->layer_count)
         TSR_TRY(join_rows(model, view));
     TSR_TRY(chunk_weight(&args.w, model, chunk, view));
-    TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
+    TSR_TRY(add_chunk(model, args));
     if (unit < tsr_layout_head_end(layout) - 1)
         return TSR_OK;
     if (!layout->head_rows.count)
@@ -361,36 +450,10 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
     args.first = (int64_t)layout->config.vocab_size;
     args.count = layout->head_rows.count;
     args.skip_count = 0;
-    TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
+    TSR_TRY(add_chunk(model, args));
     TSR_TRY(finish(model));
-    if (!s->batch.train)
+    if (!tsr_model_current(model)->batch.train)
         return TSR_OK;
     TSR_TRY(gather_again(model));
     return weigh(model, model->head_rows, args.first, args.count, model->head_gradient);
-}
-
-tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer)
-{
-    tsr_activations *a = &model->activations;
-    const stage *s = tsr_model_current(model);
-    const tsr_kernels *kernels = model->options.kernels;
-    TSR_TRY(kernels->scatter_rows(
-        model->compute,
-        &(tsr_scatter_rows_args){.out = a->head.d_h,
-                                 .in = low_width(model) ? a->head.label_h : a->head.rows,
-                                 .index = s->view.label_row,
-                                 .rows = s->batch.label_rows,
-                                 .tokens = s->batch.tokens,
-                                 .d = width(model),
-                                 .dtype = model->options.dtype}));
-    return kernels->rms_norm_backward(model->compute,
-                                      &(tsr_rms_norm_backward_args){.dh = a->head.d_h,
-                                                                    .x = a->head.x,
-                                                                    .rstd = a->head.rstd,
-                                                                    .w = layer->final_norm,
-                                                                    .dx = a->dx,
-                                                                    .tokens = s->batch.tokens,
-                                                                    .d = width(model),
-                                                                    .overwrite = true,
-                                                                    .dtype = model->options.dtype});
 }

@@ -239,26 +239,30 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model *model,
 
 /* ---- the head ---- */
 
-/* The chunks of the vocabulary are alike but for the last. */
+/* The chunks of the vocabulary are alike but for the last. Of a span all tokens may be labels. */
 static int list_heads(tsr_head_bounds *out, const tsr_model_options *options,
                       const tsr_batch_shape *shapes, int count)
 {
     const tsr_layout *layout = options->layout;
+    const tsr_activation_options activation = tsr_model_activation(options);
+    int64_t span = tsr_activation_span_rows(&activation);
     int written = 0;
     if (layout->scores) /* which are no matmul */
         return 0;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
+        int64_t rows = shapes[i].label_rows;
         for (int unit = layout->layer_count; unit < tsr_layout_head_end(layout); unit++) {
             int64_t chunk = (int64_t)layout->unit[unit].row_count;
             if (unit > layout->layer_count && chunk == out[written - 1].chunk)
                 continue;
             out[written++] =
-                (tsr_head_bounds){.rows = shapes[i].label_rows,
+                (tsr_head_bounds){.rows = span && span < rows ? span : rows,
                                   .d = (int64_t)(layout->config.hidden_size + layout->head_lora.r),
                                   .chunk = chunk,
                                   .dtype = options->dtype,
                                   .train = shapes[i].train};
         }
+    }
     return written;
 }
 

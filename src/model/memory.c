@@ -100,6 +100,7 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .kernels = options->kernels,
                                     .keep = options->keep,
                                     .tile_rows = options->tile_rows,
+                                    .objective = options->objective != NULL,
                                     .stride = options->stride,
                                     .saved_bytes = options->saved_bytes,
                                     .dtype = options->dtype,

@@ -49,7 +49,8 @@ static tsr_status allocate(tsr_model *model)
     bool failed = !model->unit || !model->activations.kept;
     for (size_t i = 0; i < layers && !failed; i++)
         failed = !allocate_unit(&model->unit[i], &layout->unit[i]);
-    failed = failed || !allocate_rows(model) || !tsr_model_allocate_mixed(model);
+    failed = failed || !allocate_rows(model) || !tsr_model_allocate_mixed(model) ||
+             !tsr_model_allocate_spans(model);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory for a model of %zu layers", layers)
                   : TSR_OK;
 }
@@ -82,6 +83,7 @@ void tsr_model_destroy(tsr_model *model)
         tsr_event_destroy(model->stage[i].staged);
         tsr_event_destroy(model->stage[i].released);
         free(model->stage[i].range);
+        free(model->stage[i].span);
     }
     free(model->mixed_range);
     free(model->mixed_sums);

@@ -11,7 +11,8 @@
 
 /* The memory of one micro-batch on one side (host or device), in this order, each part aligned. */
 typedef struct {
-    int32_t *positions, *cu_seqlens, *label_row, *label, *sample_position;
+    int32_t *positions, *cu_seqlens, *label, *sample_position;
+    int32_t *label_row;        /* counted from the first token of its span */
     int32_t *part, *desirable; /* of an objective */
     double *reference;
     float *margin; /* of a reward model */
@@ -22,12 +23,20 @@ typedef struct {
     char *layer_rows;            /* [tokens, layers width]: the same of what every layer takes */
 } stage_view;
 
+/* What the head takes by itself of a micro-batch: tokens that follow each other, and their label rows. */
+typedef struct {
+    int64_t first, tokens;
+    int64_t first_label, label_rows; /* these may be none */
+} head_span;
+
 typedef struct {
     char *host, *device;
     tsr_event *staged, *released; /* on h2d; on compute */
     tsr_model_batch batch;        /* its counts; the arrays are in `view` and `range` */
     tsr_model_range *range;       /* [mixed_count] */
-    stage_view view;              /* on the device */
+    head_span *span;              /* [span_count]: all tokens in their order */
+    int span_count;
+    stage_view view; /* on the device */
     int64_t lead_count;
 } stage;
 
@@ -112,6 +121,9 @@ struct tsr_model {
 
 /* The options of the activations of a model. */
 tsr_activation_options tsr_model_activation(const tsr_model_options *options);
+
+/* Memory for the spans of both stages; false: there is none. */
+bool tsr_model_allocate_spans(tsr_model *model);
 
 /* Bytes of one stage for the largest micro-batch. */
 uint64_t tsr_model_stage_bytes(const tsr_model_options *options);

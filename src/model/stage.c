@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define PART_ALIGNMENT 64
@@ -133,6 +134,42 @@ static void fill_preference(const tsr_model *model, const stage_view *view,
         memcpy(view->reference, batch->reference, parts * sizeof *view->reference);
 }
 
+static int64_t span_rows(const tsr_model *model)
+{
+    const tsr_activation_options options = tsr_model_activation(&model->options);
+    return tsr_activation_span_rows(&options);
+}
+
+bool tsr_model_allocate_spans(tsr_model *model)
+{
+    int64_t rows = span_rows(model);
+    size_t count = rows ? (size_t)(model->options.bounds.tokens / rows) + 1 : 1;
+    bool made = true;
+    for (int i = 0; made && i < STAGES; i++) {
+        model->stage[i].span = calloc(count, sizeof *model->stage[i].span);
+        made = model->stage[i].span != NULL;
+    }
+    return made;
+}
+
+/* The label rows of the micro-batch by spans, which matmuls take one by one: so their bits do not depend on which spans a
+ * rank has. */
+static void divide(const tsr_model *model, stage *s, const stage_view *view)
+{
+    int64_t rows = span_rows(model), tokens = s->batch.tokens, label = 0;
+    rows = rows && rows < tokens ? rows : tokens;
+    s->span_count = 0;
+    for (int64_t first = 0; first < tokens; first += rows) {
+        head_span *span = &s->span[s->span_count++];
+        bool last = tokens - first <= rows;
+        *span = (head_span){first, last ? tokens - first : rows, label, 0};
+        for (; label < s->batch.label_rows && (last || view->label_row[label] < first + rows);
+             label++)
+            view->label_row[label] -= (int32_t)first;
+        span->label_rows = label - span->first_label;
+    }
+}
+
 static void fill(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch)
 {
     const tsr_layout *layout = model->options.layout;
@@ -183,6 +220,7 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
         lay_out(&s->view, s->device, &model->options, batch->tokens, batch->documents,
                 batch->label_rows);
         fill(model, &host, batch);
+        divide(model, s, &host);
         s->lead_count = model->last_of ? chain_ids(model, &host, batch) : 0;
         if (tsr_event_recorded(s->released))
             TSR_TRY(tsr_stream_wait(model->h2d, s->released, tsr_event_recorded(s->released)));
