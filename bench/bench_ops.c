@@ -65,6 +65,7 @@ RUN_OP(row_square_norm)
 RUN_OP(dora_norm)
 RUN_OP(dropout)
 RUN_OP(fixed_sum)
+RUN_OP(fixed_accumulate)
 RUN_OP(fixed_add)
 RUN_OP(grad_norm)
 RUN_OP(adamw)
@@ -405,6 +406,7 @@ static void optimizer(int64_t count)
                               .shift = TSR_FIXED_SHIFT,
                               .limit = 256,
                               .store = true};
+    tsr_fixed_accumulate_args more = {part, g, (uint64_t)count, TSR_FIXED_SHIFT, 256, true};
     tsr_fixed_add_args add = {.accumulator = gradient, .part = part, .count = (uint64_t)count};
     tsr_grad_norm_args norm = {ops_take(sizeof(tsr_exact_sum)), gradient, (uint64_t)count,
                                TSR_FIXED_SHIFT};
@@ -416,6 +418,13 @@ static void optimizer(int64_t count)
     sum.gradient = g2;
     sum.received = g;
     REPORT(fixed_sum, "fixed_sum of 2 ranks", shape, 24 * elements, 0, sum);
+    sum.ranks = 1;
+    sum.gradient = part;
+    sum.wide = true;
+    REPORT(fixed_sum, "fixed_sum of sums", shape, 24 * elements, 0, sum);
+    REPORT(fixed_accumulate, "fixed_accumulate, store", shape, 12 * elements, 0, more);
+    more.store = false;
+    REPORT(fixed_accumulate, "fixed_accumulate", shape, 20 * elements, 0, more);
     REPORT(fixed_add, "fixed_add", shape, 24 * elements, 0, add);
     add.store = true;
     REPORT(fixed_add, "fixed_add, store", shape, 16 * elements, 0, add);

@@ -50,6 +50,19 @@ TSR_CLONES void tsr_fixed_add(int64_t *accumulator, const int64_t *part, uint64_
         accumulator[i] += part[i];
 }
 
+/* Wide ones. Returns how many were lost. */
+TSR_CLONES static uint64_t add_wide(int64_t *restrict sum, const int64_t *restrict g,
+                                    uint64_t count)
+{
+    uint64_t lost = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        int bad = g[i] == TSR_FIXED_LOST;
+        sum[i] += bad ? 0 : g[i];
+        lost += bad;
+    }
+    return lost;
+}
+
 /* The integer is rounded once; the product with a power of two is exact, for the least integer, 1,
  * is far from fp32's subnormals. */
 TSR_CLONES static void widen(float *restrict g, const int64_t *restrict acc, uint64_t count,
@@ -100,11 +113,18 @@ static void sum_block(void *context, int index)
     if (a->store)
         memset(sum, 0, count * sizeof *sum);
     for (uint64_t rank = 0; rank < a->ranks; rank++) {
-        const float *g = a->gradient + a->ranks * part->offset + rank * part->count;
-        if (rank != a->rank)
-            g = a->received + (a->ranks - 1) * part->offset +
-                (rank - (rank > a->rank)) * part->count;
-        refused += convert(converted, g + first, real, power_of_two(a->shift), a->limit);
+        const void *from = a->gradient;
+        uint64_t at = a->ranks * part->offset + rank * part->count + first;
+        if (rank != a->rank) {
+            from = a->received;
+            at = (a->ranks - 1) * part->offset + (rank - (rank > a->rank)) * part->count + first;
+        }
+        if (a->wide) {
+            refused += add_wide(sum, (const int64_t *)from + at, real);
+            continue;
+        }
+        refused +=
+            convert(converted, (const float *)from + at, real, power_of_two(a->shift), a->limit);
         tsr_fixed_add(sum, converted, real);
     }
     if (refused)
@@ -121,6 +141,41 @@ tsr_status tsr_fixed_sum_ref(const tsr_fixed_sum_args *args, tsr_pool *pool)
             (*args->overflow == 0 || *args->overflow > work.part->mark))
             *args->overflow = work.part->mark;
     }
+    return TSR_OK;
+}
+
+tsr_status tsr_fixed_accumulate_check(const tsr_fixed_accumulate_args *args)
+{
+    TSR_EXPECT(args->count == 0 || (args->sum && args->g), "fixed_accumulate", "a pointer is NULL");
+    TSR_EXPECT(args->shift >= 0 && args->shift <= 62, "fixed_accumulate", "shift out of range");
+    return TSR_OK;
+}
+
+/* As convert, for the integers too; what was lost stays so. */
+TSR_CLONES static void accumulate(int64_t *restrict sum, const float *restrict g, uint64_t count,
+                                  float scale, float limit)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        int good = (fabsf(g[i]) <= limit) & (sum[i] != TSR_FIXED_LOST);
+        int64_t more = (int64_t)rintf((good ? g[i] : 0.0f) * scale);
+        sum[i] = good ? sum[i] + more : TSR_FIXED_LOST;
+    }
+}
+
+static void accumulate_block(void *context, int index)
+{
+    const tsr_fixed_accumulate_args *a = context;
+    uint64_t first = (uint64_t)index * SUM_BLOCK, left = a->count - first;
+    uint64_t count = left < SUM_BLOCK ? left : SUM_BLOCK;
+    if (a->store)
+        memset(a->sum + first, 0, count * sizeof *a->sum);
+    accumulate(a->sum + first, a->g + first, count, power_of_two(a->shift), a->limit);
+}
+
+tsr_status tsr_fixed_accumulate_ref(const tsr_fixed_accumulate_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_fixed_accumulate_check(args));
+    tsr_pool_run(pool, (int)tsr_ceil_div(args->count, SUM_BLOCK), accumulate_block, (void *)args);
     return TSR_OK;
 }
 

@@ -127,6 +127,7 @@
     X(dropout)                                                                                     \
     X(noise)                                                                                       \
     X(fixed_sum)                                                                                   \
+    X(fixed_accumulate)                                                                            \
     X(fixed_add)                                                                                   \
     X(grad_norm)                                                                                   \
     X(adamw)                                                                                       \

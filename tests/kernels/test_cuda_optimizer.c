@@ -63,8 +63,8 @@ typedef struct {
     uint64_t ranks, rank;
     const uint64_t *counts; /* of each tensor's elements */
     int tensors, shift;
-    bool store;
-    float bad;      /* not 0: in the middle of every tensor but the first, of one rank */
+    bool wide, store;
+    float bad; /* not 0: in the middle of every tensor but the first, of one rank; wide: lost */
     uint64_t donor; /* that rank */
 } sum_case;
 
@@ -80,20 +80,34 @@ static uint64_t lay_out_parts(tsr_fixed_part *part, const sum_case *c)
     return stride;
 }
 
+/* An element that does not fit. */
+static void put_bad(void *gradient, uint64_t at, bool wide, float bad)
+{
+    if (wide)
+        ((int64_t *)gradient)[at] = TSR_FIXED_LOST;
+    else
+        ((float *)gradient)[at] = bad;
+}
+
 /* Not a number where there is padding, and `bad` once in each tensor but the first. */
-static void spoil(float *gradient, float *received, const tsr_fixed_part *part, const sum_case *c)
+static void spoil(void *gradient, void *received, const tsr_fixed_part *part, const sum_case *c)
 {
     for (int t = 0; t < c->tensors; t++)
         for (uint64_t r = 0; r < c->ranks; r++) {
-            float *at = gradient + c->ranks * part[t].offset + c->rank * part[t].count;
+            void *of = r == c->rank ? gradient : received;
+            uint64_t at = c->ranks * part[t].offset + c->rank * part[t].count;
             if (r != c->rank)
-                at = received + (c->ranks - 1) * part[t].offset +
-                     (r - (r > c->rank)) * part[t].count;
+                at = (c->ranks - 1) * part[t].offset + (r - (r > c->rank)) * part[t].count;
             for (uint64_t i = part[t].real; i < part[t].count; i++)
-                at[i] = NAN;
+                put_bad(of, at + i, c->wide, NAN);
             if (c->bad != 0 && t > 0 && r == c->donor && part[t].real > 0)
-                at[part[t].real / 2] = c->bad;
+                put_bad(of, at + part[t].real / 2, c->wide, c->bad);
         }
+}
+
+static void *new_contributions(uint64_t count, uint64_t seed, bool wide)
+{
+    return wide ? (void *)new_sums(count, 0, seed, 54) : (void *)new_gradients(count, seed);
 }
 
 static void one_sum(const sum_case *c)
@@ -102,7 +116,9 @@ static void one_sum(const sum_case *c)
         return;
     tsr_fixed_part part[TSR_FIXED_PARTS];
     uint64_t stride = lay_out_parts(part, c), all = c->ranks * stride, others = all - stride;
-    float *gradient = new_gradients(all, 1 + stride), *received = new_gradients(others, 2 + stride);
+    uint64_t each = c->wide ? sizeof(int64_t) : sizeof(float);
+    void *gradient = new_contributions(all, 1 + stride, c->wide);
+    void *received = new_contributions(others, 2 + stride, c->wide);
     int64_t *sums = new_sums(stride, 0, 3, 60), *before = allocate(stride * 8);
     int64_t overflow = 0, zero = 0;
     spoil(gradient, received, part, c);
@@ -117,17 +133,18 @@ static void one_sum(const sum_case *c)
                                .part_count = c->tensors,
                                .shift = c->shift,
                                .limit = tsr_fixed_limit(c->shift, 4 * c->ranks),
+                               .wide = c->wide,
                                .store = c->store};
     RUN(tsr_fixed_sum_ref(&args, rig.pool));
     args.accumulator = cuda_copy(before, stride * 8);
-    args.gradient = cuda_copy(gradient, all * 4);
-    args.received = cuda_copy(received, others * 4);
+    args.gradient = cuda_copy(gradient, all * each);
+    args.received = cuda_copy(received, others * each);
     args.overflow = cuda_copy(&zero, 8);
     RUN(rig.kernels->fixed_sum(rig.stream, &args));
     char what[96];
-    snprintf(what, sizeof what, "fixed_sum of %d tensors, rank %llu of %llu, shift %d, bad %g",
-             c->tensors, (unsigned long long)c->rank, (unsigned long long)c->ranks, c->shift,
-             (double)c->bad);
+    snprintf(what, sizeof what, "fixed_sum of %d %s tensors, rank %llu of %llu, shift %d, bad %g",
+             c->tensors, c->wide ? "wide" : "fp32", (unsigned long long)c->rank,
+             (unsigned long long)c->ranks, c->shift, (double)c->bad);
     expect_bytes(what, args.accumulator, sums, stride * 8, 8);
     expect_bytes("overflow", args.overflow, &overflow, 8, 8);
     free(gradient), free(received), free(sums), free(before);
@@ -146,9 +163,17 @@ static void fixed_sum_gives_the_references_integers(void **state)
         many[t] = random_bits((uint64_t)t) % 9000;
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < 4; j++)
-            for (int k = 0; k < 2; k++) {
+            for (int k = 0; k < 4; k++) {
                 uint64_t n = ranks[i];
-                sum_case c = {n, k ? n - 1 : n / 2, few, 8, shifts[(i + j) % 4], k, bad[j], n / 3};
+                sum_case c = {.ranks = n,
+                              .rank = k % 2 ? n - 1 : n / 2,
+                              .counts = few,
+                              .tensors = 8,
+                              .shift = shifts[(i + j) % 4],
+                              .wide = k / 2,
+                              .store = k % 2,
+                              .bad = bad[j],
+                              .donor = n / 3};
                 one_sum(&c);
                 c.counts = many;
                 c.tensors = TSR_FIXED_PARTS;
@@ -159,6 +184,52 @@ static void fixed_sum_gives_the_references_integers(void **state)
             }
     assert_int_equal(rig.kernels->fixed_sum(rig.stream, &(tsr_fixed_sum_args){.ranks = 1}),
                      TSR_EINVAL);
+}
+
+/* ---- fixed_accumulate ---- */
+
+static void one_accumulation(uint64_t count, bool store, uint64_t offset)
+{
+    if (!cuda_turn())
+        return;
+    static const float bad[] = {NAN, INFINITY, 1e30f};
+    uint64_t all = count + offset;
+    int64_t *sum = new_sums(all, 0, 1, 61);
+    float *g = new_gradients(all, 2);
+    for (uint64_t i = 0; i < all; i++) {
+        uint64_t kind = random_bits(i + count) % 200;
+        if (kind < 3)
+            g[i] = bad[kind];
+        else if (kind == 3)
+            sum[i] = TSR_FIXED_LOST;
+    }
+    tsr_fixed_accumulate_args args = {.sum = (int64_t *)cuda_copy(sum, all * 8) + offset,
+                                      .g = (float *)cuda_copy(g, all * 4) + offset,
+                                      .count = count,
+                                      .shift = TSR_FIXED_SHIFT,
+                                      .limit = tsr_fixed_limit(TSR_FIXED_SHIFT, 600),
+                                      .store = store};
+    RUN(rig.kernels->fixed_accumulate(rig.stream, &args));
+    args.g = g + offset;
+    int64_t *device = args.sum;
+    args.sum = sum + offset;
+    RUN(tsr_fixed_accumulate_ref(&args, rig.pool));
+    expect_bytes("fixed_accumulate", device - offset, sum, all * 8, 8);
+    free(sum), free(g);
+    cuda_free_all();
+}
+
+static void fixed_accumulate_gives_the_references_integers(void **state)
+{
+    static const uint64_t counts[] = {1, 2, 7, 64, 2048, 100003};
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (int kind = 0; kind < 4; kind++)
+            one_accumulation(counts[i], kind % 2, (uint64_t)kind / 2);
+    RUN(rig.kernels->fixed_accumulate(rig.stream, &(tsr_fixed_accumulate_args){.store = true}));
+    assert_int_equal(
+        rig.kernels->fixed_accumulate(rig.stream, &(tsr_fixed_accumulate_args){.count = 1}),
+        TSR_EINVAL);
 }
 
 /* ---- fixed_add ---- */
@@ -584,6 +655,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fixed_sum_gives_the_references_integers),
+        cmocka_unit_test(fixed_accumulate_gives_the_references_integers),
         cmocka_unit_test(fixed_add_is_exact),
         cmocka_unit_test(kernels_wait_for_those_before_them),
         cmocka_unit_test(grad_norm_gives_the_references_limbs),

@@ -1,18 +1,11 @@
 /*
  * Fixed-point gradients: the conversion by values, and the property it exists for: any number of
- * ranks and any split into micro-batches give the same bits.
+ * ranks and any split into micro-batches give the same bits, whether gradients go to their owners as
+ * fp32 or as sums.
  */
-#include "base/philox.h"
 #include "kernels/fixed_point.h"
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "kernels/kernel_test.h"
 
 #define SHIFT TSR_FIXED_SHIFT
 
@@ -94,28 +87,30 @@ static float *gradient(uint64_t tensor, uint64_t micro_batch)
 /* One unit of all tensors on several ranks. */
 typedef struct {
     uint64_t ranks, stride; /* elements of an owner's part of all tensors */
+    bool wide;
+    uint64_t each; /* bytes of an element of a gradient */
     tsr_fixed_part part[TENSORS];
-    float *gradient[MOST_RANKS]; /* [ranks * stride] of each rank */
-    float *received;             /* [(ranks - 1) * stride] */
-    int64_t *sum[MOST_RANKS];    /* [stride] of each owner */
+    char *gradient[MOST_RANKS]; /* [ranks * stride] of each rank */
+    char *received;             /* [(ranks - 1) * stride] */
+    int64_t *sum[MOST_RANKS];   /* [stride] of each owner */
     int64_t overflow;
 } group;
 
-static void make_group(group *g, uint64_t ranks)
+static void make_group(group *g, uint64_t ranks, bool wide)
 {
-    *g = (group){.ranks = ranks};
+    *g = (group){.ranks = ranks, .wide = wide, .each = wide ? 8 : 4};
     for (int t = 0; t < TENSORS; t++) {
         uint64_t part = tsr_fixed_part_count(counts[t], ranks);
         g->part[t] = (tsr_fixed_part){.offset = g->stride, .count = part, .mark = 10 - t};
         g->stride += part;
     }
     for (uint64_t r = 0; r < ranks; r++) {
-        g->gradient[r] = malloc(ranks * g->stride * 4);
+        g->gradient[r] = malloc(ranks * g->stride * g->each);
         g->sum[r] = malloc(g->stride * 8);
         assert_true(g->gradient[r] && g->sum[r]);
         memset(g->sum[r], 0xa5, g->stride * 8); /* the first sum stores */
     }
-    g->received = malloc(ranks * g->stride * 4);
+    g->received = malloc(ranks * g->stride * g->each);
     assert_non_null(g->received);
 }
 
@@ -126,17 +121,33 @@ static void free_group(group *g)
     free(g->received);
 }
 
+/* A tensor's gradients of a rank, or one more contribution to them. */
+static void put(const group *g, uint64_t rank, int tensor, const float *values, bool store)
+{
+    char *at = g->gradient[rank] + g->ranks * g->part[tensor].offset * g->each;
+    tsr_fixed_accumulate_args args = {.sum = (int64_t *)at,
+                                      .g = values,
+                                      .count = counts[tensor],
+                                      .shift = SHIFT,
+                                      .limit = tsr_fixed_limit(SHIFT, 2 * MICRO_BATCHES),
+                                      .store = store};
+    if (g->wide)
+        assert_int_equal(tsr_fixed_accumulate_ref(&args, NULL), TSR_OK);
+    else
+        memcpy(at, values, counts[tensor] * 4);
+}
+
 /* A rank's gradients of a micro-batch, of none zeros; padding is not a number. */
 static void fill(const group *g, uint64_t rank, uint64_t micro_batch)
 {
-    memset(g->gradient[rank], 0xff, g->ranks * g->stride * 4);
-    for (uint64_t t = 0; t < TENSORS; t++) {
-        float *at = g->gradient[rank] + g->ranks * g->part[t].offset;
-        memset(at, 0, counts[t] * 4);
-        if (micro_batch >= MICRO_BATCHES)
-            continue;
-        float *one = gradient(t, micro_batch);
-        memcpy(at, one, counts[t] * 4);
+    const int64_t lost = TSR_FIXED_LOST;
+    memset(g->gradient[rank], 0xff, g->ranks * g->stride * g->each);
+    for (uint64_t i = 0; g->wide && i < g->ranks * g->stride; i++)
+        memcpy(g->gradient[rank] + i * 8, &lost, 8);
+    for (int t = 0; t < TENSORS; t++) {
+        float *one = micro_batch < MICRO_BATCHES ? gradient((uint64_t)t, micro_batch)
+                                                 : calloc(counts[t], sizeof *one);
+        put(g, rank, t, one, true);
         free(one);
     }
 }
@@ -154,26 +165,28 @@ static void sum_of(group *g, uint64_t owner, bool store)
                                .part_count = TENSORS,
                                .shift = SHIFT,
                                .limit = tsr_fixed_limit(SHIFT, MICRO_BATCHES),
+                               .wide = g->wide,
                                .store = store};
     for (int t = 0; t < TENSORS; t++) {
         tsr_fixed_part *p = &g->part[t];
         uint64_t first = owner * p->count, left = counts[t] > first ? counts[t] - first : 0;
-        float *to = g->received + (g->ranks - 1) * p->offset;
+        char *to = g->received + (g->ranks - 1) * p->offset * g->each;
         p->real = left < p->count ? left : p->count;
         for (uint64_t r = 0; r < g->ranks; r++)
             if (r != owner) {
-                memcpy(to, g->gradient[r] + g->ranks * p->offset + first, p->count * 4);
-                to += p->count;
+                memcpy(to, g->gradient[r] + (g->ranks * p->offset + first) * g->each,
+                       p->count * g->each);
+                to += p->count * g->each;
             }
     }
     assert_int_equal(tsr_fixed_sum_ref(&args, NULL), TSR_OK);
 }
 
 /* All micro-batches, dealt to `ranks` ranks; returns the sums as flat tensors. */
-static void reduce(int64_t *sum[TENSORS], uint64_t ranks, bool backwards)
+static void reduce(int64_t *sum[TENSORS], uint64_t ranks, bool backwards, bool wide)
 {
     group g;
-    make_group(&g, ranks);
+    make_group(&g, ranks, wide);
     for (uint64_t first = 0; first < MICRO_BATCHES; first += ranks) {
         for (uint64_t r = 0; r < ranks; r++) {
             uint64_t k = first + r;
@@ -196,33 +209,53 @@ static void reduce(int64_t *sum[TENSORS], uint64_t ranks, bool backwards)
     free_group(&g);
 }
 
+/* The first element of a rank's tensor; a wide one has another contribution to it before and after. */
+static void spoil(const group *g, uint64_t rank, int tensor, float bad)
+{
+    float *values = calloc(counts[tensor], sizeof *values);
+    assert_non_null(values);
+    for (int turn = 0; turn < 3; turn++) {
+        values[0] = turn == 1 ? bad : 1;
+        if (g->wide)
+            put(g, rank, tensor, values, false);
+        else if (turn == 1)
+            memcpy(g->gradient[rank] + g->ranks * g->part[tensor].offset * 4, values, 4);
+    }
+    free(values);
+}
+
+/* Rank `from` has a first element of tensor 3 that does not fit. */
+static void refuse(uint64_t ranks, uint64_t from, float bad, bool wide)
+{
+    group g;
+    make_group(&g, ranks, wide);
+    for (uint64_t r = 0; r < ranks; r++)
+        fill(&g, r, r);
+    spoil(&g, from, 3, bad);
+    sum_of(&g, 0, true);
+    assert_int_equal(g.overflow, g.part[3].mark);
+    int64_t others[2] = {0}; /* of this element, and of the next */
+    for (uint64_t r = 0; r < ranks; r++) {
+        float *one = gradient(3, r);
+        others[0] += r == from ? 0 : (int64_t)rint((double)one[0] * 0x1p44);
+        others[1] += (int64_t)rint((double)one[1] * 0x1p44);
+        free(one);
+    }
+    assert_memory_equal(g.sum[0] + g.part[3].offset, others, sizeof others);
+    spoil(&g, 0, 0, NAN);
+    sum_of(&g, 0, true);
+    assert_int_equal(g.overflow, g.part[3].mark); /* of the two marks the smaller */
+    free_group(&g);
+}
+
 /* Whoever has it, the owner sees it: the smallest mark of all tensors that were refused. */
 static void test_the_owner_refuses(void **state)
 {
     (void)state;
     const float bad[] = {NAN, INFINITY, 1e30f};
     for (uint64_t ranks = 1; ranks <= 3; ranks++)
-        for (uint64_t k = 0; k < 3 * ranks; k++) {
-            group g;
-            make_group(&g, ranks);
-            for (uint64_t r = 0; r < ranks; r++)
-                fill(&g, r, r);
-            float *three = g.gradient[k / 3] + ranks * g.part[3].offset;
-            three[0] = bad[k % 3];
-            sum_of(&g, 0, true);
-            assert_int_equal(g.overflow, g.part[3].mark);
-            int64_t others = 0;
-            for (uint64_t r = 0; r < ranks; r++) {
-                float *one = gradient(3, r);
-                others += r == k / 3 ? 0 : (int64_t)rint((double)one[0] * 0x1p44);
-                free(one);
-            }
-            assert_int_equal(g.sum[0][g.part[3].offset], others);
-            g.gradient[0][ranks * g.part[0].offset] = NAN;
-            sum_of(&g, 0, true);
-            assert_int_equal(g.overflow, g.part[3].mark); /* of the two marks the smaller */
-            free_group(&g);
-        }
+        for (uint64_t k = 0; k < 6 * ranks; k++)
+            refuse(ranks, k / 6, bad[k % 3], k / 3 % 2);
 }
 
 static void test_any_split_gives_the_same_bits(void **state)
@@ -239,13 +272,45 @@ static void test_any_split_gives_the_same_bits(void **state)
             free(g);
         }
     }
-    for (uint64_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-        reduce(found, ranks, ranks % 2);
+    for (uint64_t way = 2; way <= 2 * MOST_RANKS + 1; way++) {
+        uint64_t ranks = way / 2;
+        reduce(found, ranks, ranks % 2, way % 2);
         for (int t = 0; t < TENSORS; t++)
             assert_memory_equal(found[t], expected[t], counts[t] * 8);
     }
     for (int t = 0; t < TENSORS; t++)
         free(expected[t]), free(found[t]);
+}
+
+/* Contributions of all sizes, a few of which do not fit, in blocks of several threads. */
+static void test_contributions_are_rounded_one_by_one(void **state)
+{
+    (void)state;
+    enum { COUNT = 4096 * 2 + 77, TURNS = 5 };
+    int64_t *sum = malloc(COUNT * 8), *expected = calloc(COUNT, 8);
+    float *g = malloc(COUNT * 4), limit = tsr_fixed_limit(SHIFT, TURNS);
+    assert_true(sum && expected && g);
+    memset(sum, 0x80, COUNT * 8); /* the first one stores, whatever is there */
+    for (uint32_t turn = 0; turn < TURNS; turn++) {
+        for (uint32_t i = 0; i < COUNT; i++) {
+            tsr_philox r = tsr_philox_at(turn, 5, i);
+            g[i] = ldexpf(tsr_philox_uniform(r.word[0]) - 0.5f, (int)(r.word[1] % 60) - 45);
+            if (r.word[2] % 500 == 0)
+                g[i] = r.word[3] % 3 == 0 ? NAN : r.word[3] % 3 == 1 ? -INFINITY : 1.01f * limit;
+            if (r.word[2] % 500 == 1)
+                g[i] = -limit;
+            if (!(fabsf(g[i]) <= limit) || expected[i] == INT64_MIN)
+                expected[i] = INT64_MIN;
+            else
+                expected[i] += (int64_t)rint((double)g[i] * 0x1p44);
+        }
+        tsr_fixed_accumulate_args args = {sum, g, COUNT, SHIFT, limit, turn == 0};
+        assert_int_equal(tsr_fixed_accumulate_ref(&args, test_pool(1)), TSR_OK);
+    }
+    assert_memory_equal(sum, expected, COUNT * 8);
+    assert_int_equal(tsr_fixed_accumulate_ref(&(tsr_fixed_accumulate_args){.count = 1}, NULL),
+                     TSR_EINVAL);
+    free(sum), free(expected), free(g);
 }
 
 int main(void)
@@ -256,6 +321,7 @@ int main(void)
         cmocka_unit_test(test_widen_rounds_once),
         cmocka_unit_test(test_any_split_gives_the_same_bits),
         cmocka_unit_test(test_the_owner_refuses),
+        cmocka_unit_test(test_contributions_are_rounded_one_by_one),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }
