@@ -20,7 +20,7 @@ static tsr_status on_norm(void *user, int unit, const tsr_unit_view *view)
 }
 
 static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view *view,
-                             float *gradient)
+                             void *gradient)
 {
     return tsr_model_compute(((tsr_job *)user)->model, use->phase, use->layer, use->number, view,
                              gradient);

@@ -656,9 +656,9 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, in
     const stage *s = tsr_model_current(model);
 
     if (phase == TSR_USE_BACKWARD && gradient && !tsr_model_active(&s->batch))
-        return tsr_stream_fill(model->compute, gradient, 0,
-                               model->options.units[view->unit].trainable.gradient_count *
-                                   (uint64_t)model->options.ranks * sizeof *gradient);
+        return tsr_stream_fill(
+            model->compute, gradient, 0,
+            tsr_unit_gradient_bytes(&model->options.units[view->unit], model->options.ranks));
     if (!tsr_model_active(&s->batch))
         return TSR_OK;
     int chunk =

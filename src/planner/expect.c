@@ -230,13 +230,14 @@ static double gather(const costing *c, double bytes)
     return collective(c, with, bytes * (with.ranks - 1) / with.ranks);
 }
 
-/* The rank's part of `bytes` of gradients, fp32, from all others of the group. It is read with theirs and
- * added to the sums, which are int64; with replicas, sums of its own go over these, there and back, and
- * are added then. */
-static double reduce(const costing *c, double bytes)
+/* The rank's part of a unit's gradient from all others of the group. It is read with theirs and added to
+ * the sums, which are int64; with replicas, sums of its own go over these, there and back, and are added
+ * then. */
+static double reduce(const costing *c, const tsr_plan_op *op)
 {
     circle with = shard_circle(c), replicas = replica_circle(c);
-    double part = bytes / with.ranks, sums = 2 * part; /* 8 bytes for 4 */
+    double bytes = (double)op->bytes, part = bytes / with.ranks;
+    double sums = 8.0 * (double)c->decision->units[op->unit].trainable.gradient_count;
     double over = 2 * sums * (replicas.ranks - 1) / replicas.ranks;
     return collective(c, with, part * (with.ranks - 1)) + collective(c, replicas, over) +
            stream(c, bytes + 2 * sums) + (replicas.ranks > 1 ? stream(c, 3 * sums) : 0);
@@ -311,7 +312,7 @@ static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
     case TSR_OP_GATHER_T:
         return link_cost(c, gather(c, bytes), bytes * (group - 1) / group);
     case TSR_OP_REDUCE:
-        return link_cost(c, reduce(c, bytes), bytes * (group - 1));
+        return link_cost(c, reduce(c, op), bytes * (group - 1));
     case TSR_OP_NORM:
         return (tsr_op_cost){c->use[c->first[2 * op->layer] + op->use].norm, 0};
     case TSR_OP_COMPUTE:

@@ -135,9 +135,10 @@ static void add_to_run(tsr_executor *executor, int unit, int i, uint64_t part)
 static tsr_status make_parts_of(tsr_executor *executor, int unit)
 {
     const tsr_store *store = executor->options.store;
-    const tsr_unit_part *part = &executor->plan->options.units[unit].trainable;
+    const tsr_unit *u = &executor->plan->options.units[unit];
+    const tsr_unit_part *part = &u->trainable;
     int ranks = executor->plan->options.ranks;
-    uint64_t first = executor->part_at[unit];
+    uint64_t first = executor->part_at[unit], element = tsr_unit_gradient_element(u);
     int buffers = executor->plan->gradient_buffers;
     tsr_exchange_range *piece = executor->piece + first * (uint64_t)buffers;
     for (int i = 0; i < part->segment_count; i++) {
@@ -150,10 +151,11 @@ static tsr_status make_parts_of(tsr_executor *executor, int unit)
     for (int buffer = 0; buffer < buffers; buffer++)
         for (int i = 0; i < part->segment_count; i++) {
             const tsr_segment *s = &part->segment[i];
-            *piece++ = (tsr_exchange_range){
-                .send = tsr_store_gradient(store, buffer) + tsr_unit_gradient_at(s, ranks),
-                .receive = store->received + tsr_unit_received_at(s, ranks),
-                .bytes = s->gradient_count * sizeof(float)};
+            *piece++ = (tsr_exchange_range){.send = (char *)tsr_store_gradient(store, buffer) +
+                                                    element * tsr_unit_gradient_at(s, ranks),
+                                            .receive = (char *)store->received +
+                                                       element * tsr_unit_received_at(s, ranks),
+                                            .bytes = element * s->gradient_count};
         }
     return TSR_OK;
 }

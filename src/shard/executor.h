@@ -43,9 +43,10 @@ typedef struct {
     /* On compute, of what the unit has of the layer. NULL where no unit has a norm. */
     tsr_status (*norm)(void *user, int layer, const tsr_unit_view *view);
     /* On compute. `gradient`: of B(u) with a trainable part, to be written (zeros of an empty
-     * micro-batch too) but for its padding, in the gradient layout; else NULL. */
+     * micro-batch too) but for its padding, in the gradient layout: float, or of a wide unit int64_t,
+     * sums of fixed_accumulate; else NULL. */
     tsr_status (*compute)(void *user, const tsr_use *use, const tsr_unit_view *view,
-                          float *gradient);
+                          void *gradient);
     /* On optim. The word holds the host's flags; add losses and the squared norm of the
      * accumulators. With several replicas only the first one's norm counts; the others' is cleared
      * here. */
@@ -120,7 +121,8 @@ typedef struct {
     const tsr_kernels *kernels;        /* borrowed */
     /* Of the fixed point that gradients are summed in (kernels/fixed_point.h). */
     int gradient_shift;
-    uint64_t contributions;     /* micro-batches that add to one gradient, at most; 0: 1 */
+    uint64_t contributions; /* to one gradient of a step, at most: micro-batches, or where units are
+                                   wide what these are made of; 0: 1 */
     int64_t *gradient_overflow; /* device memory, not 0: a gradient is not finite or too large,
                                    tsr_trainable_marked; NULL without training */
     tsr_executor_callbacks callbacks;

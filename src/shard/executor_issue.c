@@ -221,16 +221,20 @@ static tsr_status sum_run(tsr_executor *executor, const tsr_plan_op *op, const t
     const tsr_store *store = e->store;
     const tsr_executor_owner *owner = run->owner < 0 ? NULL : &e->owner[run->owner];
     const tsr_fixed_part *part = executor->part + run->first;
+    const tsr_unit *unit = &executor->plan->options.units[op->unit];
     uint64_t ranks = (uint64_t)executor->plan->options.ranks;
     uint64_t ahead = run->offset - part->offset; /* no adapter's tensor is further on than here */
+    uint64_t bytes = ahead * tsr_unit_gradient_element(unit);
+    char *received = store->received;
     uint64_t contributions = owner ? owner->contributions : e->contributions;
     bool replicas = executor->plan->options.replicas > 1;
     return sum_parts(
         executor, stream_of(executor, op),
         (tsr_fixed_sum_args){
             .accumulator = replicas ? store->partial + ahead : sums_of(executor, run, op->unit),
-            .gradient = tsr_store_gradient(store, op->buffer) + ranks * ahead,
-            .received = store->received ? store->received + (ranks - 1) * ahead : NULL,
+            .gradient = (char *)tsr_store_gradient(store, op->buffer) + ranks * bytes,
+            .received = received ? received + (ranks - 1) * bytes : NULL,
+            .wide = unit->wide,
             .part = part,
             .ranks = ranks,
             .rank = (uint64_t)store->rank,

@@ -291,6 +291,8 @@ static tsr_status check_options(const tsr_plan_options *o)
         if (u >= o->head_unit && o->units[u].trainable.segment_count > 0 && !o->layers)
             return tsr_fail(TSR_EINVAL,
                             "unit %d is a chunk of the head, and no layer's backward trains it", u);
+        if (o->units[u].wide && o->mixed)
+            return tsr_fail(TSR_EINTERNAL, "unit %d is wide, in a plan of several adapters", u);
     }
     if (o->chunk_elements % TSR_GRANULE_ELEMENTS)
         return tsr_fail(TSR_EINVAL,
@@ -304,15 +306,18 @@ static tsr_status check_options(const tsr_plan_options *o)
 static void measure(tsr_plan *plan)
 {
     const tsr_plan_options *o = &plan->options;
-    uint64_t part = 0; /* elements */
+    uint64_t part = 0, bytes = 0; /* of one rank, at most: elements, and of a gradient bytes */
     for (int u = 0; u < o->unit_count; u++) {
         const tsr_unit *unit = &o->units[u];
         uint64_t slot = tsr_unit_slot_bytes(unit, o->ranks);
         uint64_t stage = unit->home == TSR_HOME_HOST_SHARDED ? unit->frozen.shard_bytes : 0;
         plan->slot_bytes = slot > plan->slot_bytes ? slot : plan->slot_bytes;
         plan->stage_bytes = stage > plan->stage_bytes ? stage : plan->stage_bytes;
-        if (o->train && unit->trainable.gradient_count > part)
+        uint64_t gradient = o->train ? tsr_unit_gradient_bytes(unit, 1) : 0;
+        bytes = gradient > bytes ? gradient : bytes;
+        if (gradient > 0 && unit->trainable.gradient_count > part)
             part = unit->trainable.gradient_count;
+        plan->wide |= gradient > 0 && unit->wide;
         plan->owned += unit->trainable.gradient_count;
     }
     for (int l = 0; o->saved_bytes && l < o->layer_count; l++)
@@ -321,8 +326,8 @@ static void measure(tsr_plan *plan)
     if (o->train && o->chunk_elements > 0) {
         plan->chunk_count = (int)((plan->owned + o->chunk_elements - 1) / o->chunk_elements);
         for (int i = 0; i < plan->chunk_count; i++) {
-            uint64_t bytes = tsr_plan_state_bytes(plan, i);
-            plan->state_bytes = bytes > plan->state_bytes ? bytes : plan->state_bytes;
+            uint64_t state = tsr_plan_state_bytes(plan, i);
+            plan->state_bytes = state > plan->state_bytes ? state : plan->state_bytes;
         }
     }
     plan->state_buffers =
@@ -330,8 +335,8 @@ static void measure(tsr_plan *plan)
     plan->optim_parts = plan->chunk_count < TSR_OPTIM_PARTS ? plan->chunk_count : TSR_OPTIM_PARTS;
     if (plan->optim_parts == 0)
         plan->optim_parts = 1;
-    plan->gradient_bytes = part * (uint64_t)o->ranks * sizeof(float);
-    plan->receive_bytes = part * (uint64_t)(o->ranks - 1) * sizeof(float);
+    plan->gradient_bytes = bytes * (uint64_t)o->ranks;
+    plan->receive_bytes = bytes * (uint64_t)(o->ranks - 1);
     plan->partial_bytes = o->replicas > 1 ? part * sizeof(int64_t) : 0;
 }
 

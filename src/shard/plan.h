@@ -236,6 +236,7 @@ typedef struct {
     int gradient_buffers;
     int last_buffer;   /* gradient buffer of a micro-batch's last REDUCE */
     bool reduces_late; /* a gradient buffer for each unit that trains */
+    bool wide;         /* some of these units are */
     uint64_t slot_bytes, stage_bytes, gradient_bytes; /* of one each */
     uint64_t receive_bytes; /* what the other ranks have of this one's part of a unit's gradient */
     uint64_t partial_bytes; /* the sums of such a part, where they go over replicas */
@@ -257,7 +258,7 @@ tsr_status tsr_plan_complete(tsr_plan *plan);
 /* On success the caller destroys *out. TSR_EINVAL: no layer or no chunk of the head, fewer than 2
  * slots (or stages where they are needed), a head chunk that trains, training without a trainable
  * part, a unit that saves activations but has no backward, or with a stride, a chunk that is no multiple of a
- * granule.
+ * granule. TSR_EINTERNAL: a mixed plan with a wide unit.
  */
 tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options);
 void tsr_plan_destroy(tsr_plan *plan);

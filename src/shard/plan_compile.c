@@ -238,7 +238,7 @@ static void reduce(tsr_builder *b, const tsr_unit *u, int buffer)
     tsr_plan_op *op = tsr_op_begin(b, TSR_OP_REDUCE, TSR_STREAM_COMM, u->id);
     op->comm = TSR_COMM_SHARD;
     op->buffer = (int16_t)buffer;
-    op->bytes = u->trainable.gradient_count * (uint64_t)b->ranks * sizeof(float);
+    op->bytes = tsr_unit_gradient_bytes(u, b->ranks);
     tsr_op_wants(op, TSR_EVENT_WRITTEN + turn);
     tsr_op_records(op, TSR_EVENT_REDUCED + turn);
     tsr_op_end(b, op);

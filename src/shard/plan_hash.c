@@ -30,6 +30,7 @@ static uint64_t hash_segment(const item *i)
                          (uint64_t)i->unit->home,
                          i->unit->has_norm,
                          i->unit->keeps_trainable,
+                         i->unit->wide,
                          i->trainable,
                          s->param,
                          (uint64_t)s->dtype,

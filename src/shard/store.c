@@ -123,6 +123,7 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     void *slot[TSR_SLOTS_MAX] = {0}, *stage[TSR_STAGES_MAX] = {0};
     void *state[TSR_STATE_BUFFERS] = {0};
     void *gradient, *received, *partial, *word, *host_word;
+    tsr_dtype sums = plan->wide ? TSR_I64 : TSR_F32; /* the widest that a gradient has */
     uint64_t words = tsr_store_words(store);
     tsr_place place = plan->chunk_count > 0 ? TSR_PLACE_HOST : TSR_PLACE_DEVICE;
     taker->use = TSR_BUFFER_SCRATCH;
@@ -133,11 +134,11 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
                       tsr_array_of_bytes(plan->stage_bytes)));
     TSR_TRY(tsr_taker_take(taker, &gradient, TSR_PLACE_DEVICE, "gradient",
                            "of a unit each, before they are reduced",
-                           (tsr_array){TSR_F32, (uint64_t)plan->gradient_buffers,
-                                       plan->gradient_bytes / sizeof(float)}));
+                           (tsr_array){sums, (uint64_t)plan->gradient_buffers,
+                                       plan->gradient_bytes / tsr_dtype_bytes(sums)}));
     TSR_TRY(tsr_taker_take(taker, &received, TSR_PLACE_DEVICE, "gradient.received",
                            "the other ranks' share of it",
-                           (tsr_array){TSR_F32, plan->receive_bytes / sizeof(float), 1}));
+                           (tsr_array){sums, plan->receive_bytes / tsr_dtype_bytes(sums), 1}));
     TSR_TRY(tsr_taker_take(taker, &partial, TSR_PLACE_DEVICE, "gradient.partial",
                            "one replica's sums of it",
                            (tsr_array){TSR_I64, plan->partial_bytes / sizeof(int64_t), 1}));
@@ -220,9 +221,9 @@ tsr_optim_part tsr_store_part(const tsr_store *store, int chunk)
     return part;
 }
 
-float *tsr_store_gradient(const tsr_store *store, int buffer)
+void *tsr_store_gradient(const tsr_store *store, int buffer)
 {
-    return store->gradient + (uint64_t)buffer * (store->plan->gradient_bytes / sizeof(float));
+    return (char *)store->gradient + (uint64_t)buffer * store->plan->gradient_bytes;
 }
 
 tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot)

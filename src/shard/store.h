@@ -21,8 +21,8 @@ typedef struct {
     char **frozen; /* [unit_count]: shard or whole part, by its home */
     char *slot[TSR_SLOTS_MAX], *stage[TSR_STAGES_MAX];
     char **kept;      /* [unit_count]: gathered trainable parts that are kept; else NULL */
-    float *gradient;  /* [gradient_buffers][ranks * gradient_count of a unit]: tsr_store_gradient */
-    float *received;  /* [(ranks - 1) * gradient_count of a unit] */
+    void *gradient;   /* [gradient_buffers][ranks * gradient_count of a unit]: tsr_store_gradient */
+    void *received;   /* [(ranks - 1) * gradient_count of a unit] */
     int64_t *partial; /* [gradient_count of a unit]; NULL with one replica */
     char *state[TSR_STATE_BUFFERS]; /* masters, then m, then v of a chunk; NULL: none go through */
     int64_t *word;                  /* [tsr_store_words], device */
@@ -59,7 +59,8 @@ typedef struct {
 
 tsr_optim_part tsr_store_part(const tsr_store *store, int chunk);
 
-float *tsr_store_gradient(const tsr_store *store, int buffer);
+/* Of a wide unit int64_t, of others float. */
+void *tsr_store_gradient(const tsr_store *store, int buffer);
 
 /* Of a control word (shard/control.h). */
 static inline uint64_t tsr_store_words(const tsr_store *store)

@@ -8,10 +8,11 @@
  *                       rank 0's c granules, then rank 1's, ...: the tensor in its own order
  *     shard layout      one rank's c granules of each segment, each on TSR_ALIGNMENT bytes; with
  *                       one rank the same as the gathered layout
- *     gradient layout   fp32, of the trainable part only: segments one after the other without gaps,
- *                       each cut as in the gathered layout, so that a matmul writes a tensor in its
- *                       own order (tsr_unit_gradient_at). What the other ranks have of one owner's
- *                       granules is received in the same order, without the owner's own.
+ *     gradient layout   fp32, or of a wide unit int64, of the trainable part only: segments one after
+ *                       the other without gaps, each cut as in the gathered layout, so that a matmul
+ *                       writes a tensor in its own order (tsr_unit_gradient_at). What the other ranks
+ *                       have of one owner's granules is received in the same order, without the
+ *                       owner's own.
  *     owner's layout    of masters, moments and sums: one rank's c granules of every segment,
  *                       without gaps
  *
@@ -67,6 +68,9 @@ typedef struct {
     tsr_home home;
     bool has_norm;        /* NORM(u) runs in the first forward after OPTIM */
     bool keeps_trainable; /* its trainable part, once gathered, stays until the next OPTIM */
+    /* Its gradient of a micro-batch has several contributions: B(u) makes their sums, the `wide` ones of
+     * kernels/fixed_point.h. */
+    bool wide;
     tsr_unit_part frozen, trainable;
 } tsr_unit;
 
@@ -91,6 +95,17 @@ static inline uint64_t tsr_unit_gradient_at(const tsr_segment *segment, int rank
 static inline uint64_t tsr_unit_received_at(const tsr_segment *segment, int ranks)
 {
     return (uint64_t)(ranks - 1) * segment->gradient_offset;
+}
+
+/* Bytes of an element of the gradient layout, and of all of a unit's. */
+static inline uint64_t tsr_unit_gradient_element(const tsr_unit *unit)
+{
+    return unit->wide ? sizeof(int64_t) : sizeof(float);
+}
+
+static inline uint64_t tsr_unit_gradient_bytes(const tsr_unit *unit, int ranks)
+{
+    return (uint64_t)ranks * unit->trainable.gradient_count * tsr_unit_gradient_element(unit);
 }
 
 /* Bytes of either moment of the first `elements` that a rank owns, in the owner's layout. */

@@ -160,10 +160,12 @@ void random_model_make(random_model *out, random_source *random, const random_li
         group(out, random);
     make_offload(out, random);
     random_model_set(out, o->ranks, o->replicas, random_below(random, 8) != 0);
-    /* A third keeps all trainable parts, a third some. */
-    uint64_t keeps = random_below(random, 3);
-    for (int u = 0; u < units; u++)
+    /* A third keeps all trainable parts, a third some. Likewise those that are wide. */
+    uint64_t keeps = random_below(random, 3), wide = random_below(random, 3);
+    for (int u = 0; u < units; u++) {
         out->unit[u].keeps_trainable = keeps == 2 || (keeps == 1 && random_below(random, 2));
+        out->unit[u].wide = wide == 2 || (wide == 1 && random_below(random, 2));
+    }
 }
 
 static bool ends(uint8_t kind)

@@ -105,6 +105,32 @@ static void test_mixed(void **state)
     }
 }
 
+/* Sums on their way to their owners: the same as of fp32, with some units wide, or all, and gradient buffers for
+ * each unit or in turns; what is lost in one of several contributions discards the step. */
+static void test_wide(void **state)
+{
+    (void)state;
+    static const int ranks[][2] = {{1, 1}, {2, 1}, {3, 1}, {1, 2}, {2, 2}};
+    for (int i = 0; i < 5; i++)
+        for (int way = 0; way < 6; way++) {
+            random_model model;
+            char what[64];
+            fix_model(&model, 502, TSR_HOME_SHARDED, ranks[i][0], ranks[i][1], true);
+            for (int u = 0; u < model.options.layer_count; u++) {
+                model.unit[u].wide = way % 3 == 2 || (way % 3 == 1 && u % 2);
+                model.unit[u].keeps_trainable = way / 3;
+            }
+            snprintf(what, sizeof what, "way %d to be wide, %d ranks x %d replicas", way,
+                     ranks[i][0], ranks[i][1]);
+            toy_job job = {.model = &model,
+                           .steps = 3,
+                           .micro_batches = 5, /* some ranks have empty ones */
+                           .lost_step = 1,
+                           .debug = {.poison_slots = true, .check = true}};
+            compare(&job, what);
+        }
+}
+
 /* Without delays and without debug options, as a real run. */
 static void test_plain(void **state)
 {
@@ -345,6 +371,7 @@ int main(void)
         cmocka_unit_test(test_plain),        cmocka_unit_test(test_homes_and_ranks),
         cmocka_unit_test(test_mixed),        cmocka_unit_test(test_order_of_calls),
         cmocka_unit_test(test_offload),      cmocka_unit_test(test_broken_plan),
+        cmocka_unit_test(test_wide),
 #ifndef __SANITIZE_THREAD__
         cmocka_unit_test(test_missing_wait),
 #endif

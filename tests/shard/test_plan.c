@@ -154,6 +154,37 @@ static void test_kept(void **unused)
     tsr_plan_destroy(plan);
 }
 
+/* Of a wide unit's gradient an element has 8 bytes. Buffers hold the largest, which has fewer elements here. */
+static void test_wide(void **unused)
+{
+    (void)unused;
+    enum { GRANULE = TSR_GRANULE_ELEMENTS };
+    random_model model;
+    plain_model_make(&model, 2, 1, 2, TSR_HOME_SHARDED);
+    model.options.replicas = 2;
+    model.unit[0].trainable.segment[0].granule_count = 9;
+    model.unit[1].wide = true;
+    assert_int_equal(tsr_unit_lay_out(&model.unit[0], 2), TSR_OK);
+    tsr_plan *plan = compile(&model);
+    assert_int_equal(plan->gradient_bytes, 2 * 3 * GRANULE * 8);
+    assert_int_equal(plan->receive_bytes, 3 * GRANULE * 8);
+    assert_int_equal(plan->partial_bytes, 5 * GRANULE * 8);
+    int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    const tsr_program *train = tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST);
+    const uint64_t bytes[] = {2 * 5 * GRANULE * 4, 2 * 3 * GRANULE * 8};
+    for (int i = 0; i < train->op_count; i++)
+        if (train->op[i].kind == TSR_OP_REDUCE)
+            assert_int_equal(train->op[i].bytes, bytes[train->op[i].unit]);
+    tsr_plan_destroy(plan);
+    model.options.mixed = true;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINTERNAL);
+    model.options.mixed = model.options.train = false;
+    plan = compile(&model);
+    assert_int_equal(plan->gradient_bytes + plan->receive_bytes, 0);
+    assert_false(plan->wide);
+    tsr_plan_destroy(plan);
+}
+
 /* The device holds two layers' activations; the last two layers' stay. Two chunks of the optimizer's
  * state are on their way before the backward begins. */
 static void test_offload(void **unused)
@@ -520,6 +551,9 @@ static void test_ranks_agree(void **unused)
     for (int u = 0; u < 3; u++)
         other.saved_bytes[u] = 100;
     expect_difference(&usual, &other, "of TRAIN_FIRST");
+    plain_model_make(&other, 3, 1, 3, TSR_HOME_SHARDED);
+    other.unit[1].wide = true;
+    expect_difference(&usual, &other, "unit 1, frozen tensor w"); /* the first of the unit */
     plain_model_make(&other, 4, 1, 3, TSR_HOME_SHARDED);
     expect_difference(&usual, &other, "unit 3");
 }
@@ -581,14 +615,21 @@ static void test_many_layers(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sharded),         cmocka_unit_test(test_many_layers),
-        cmocka_unit_test(test_homes),           cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_offload),         cmocka_unit_test(test_state_travels),
-        cmocka_unit_test(test_lowest_backward), cmocka_unit_test(test_stride),
-        cmocka_unit_test(test_fine_units),      cmocka_unit_test(test_coarse_units),
-        cmocka_unit_test(test_slots),           cmocka_unit_test(test_order_of_programs),
-        cmocka_unit_test(test_refused),         cmocka_unit_test(test_print),
-        cmocka_unit_test(test_ranks_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sharded),
+                                       cmocka_unit_test(test_many_layers),
+                                       cmocka_unit_test(test_homes),
+                                       cmocka_unit_test(test_kept),
+                                       cmocka_unit_test(test_wide),
+                                       cmocka_unit_test(test_offload),
+                                       cmocka_unit_test(test_state_travels),
+                                       cmocka_unit_test(test_lowest_backward),
+                                       cmocka_unit_test(test_stride),
+                                       cmocka_unit_test(test_fine_units),
+                                       cmocka_unit_test(test_coarse_units),
+                                       cmocka_unit_test(test_slots),
+                                       cmocka_unit_test(test_order_of_programs),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_print),
+                                       cmocka_unit_test(test_ranks_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,15 @@
+#include "base/philox.h"
 #include "shard/load.h"
 #include "shard/toy_parts.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define CONTRIBUTIONS 1024 /* to a gradient in a step */
+#define SPANS         3    /* of a micro-batch, for a wide unit */
 
 /* ---- one rank ---- */
 
@@ -32,7 +37,7 @@ typedef struct {
     toy_rank *rank;
     tsr_use use;
     tsr_unit_view view;
-    float *gradient;
+    void *gradient;
     int64_t *word;
     uint64_t seed;
     int chunk;
@@ -47,16 +52,58 @@ static tsr_status run_norm(void *args, tsr_pool *pool)
     return TSR_OK;
 }
 
+/* What span `span` of a micro-batch adds to an element: all of them together toy_gradient_at. */
+static float span_gradient(const toy_call *c, const tsr_segment *s, uint64_t e, int span, int spans)
+{
+    uint64_t dx = c->rank->state.dx;
+    int64_t g = span == 0 ? toy_gradient_at(dx, s->param, e) : 0;
+    if (c->use.empty)
+        return 0;
+    if (span == spans / 2 && toy_lost(c->rank->job, c->seed, s, e))
+        return NAN;
+    for (int other = 1; other < spans; other++) {
+        int64_t moved = toy_gradient_at(tsr_mix(dx + (uint64_t)other), s->param, e);
+        g += span == other ? moved : span == 0 ? -moved : 0;
+    }
+    return (float)g;
+}
+
+static void fill_gradient(float *g, const toy_call *c, const tsr_segment *s, int span, int spans)
+{
+    for (uint64_t e = 0; e < s->element_count; e++)
+        g[e] = span_gradient(c, s, e, span, spans);
+}
+
+static void sum_spans(int64_t *sum, const toy_call *c, const tsr_segment *s)
+{
+    float *g = malloc(s->element_count * sizeof *g);
+    if (!g)
+        abort();
+    for (int span = 0; span < SPANS; span++) {
+        tsr_fixed_accumulate_args args = {.sum = sum,
+                                          .g = g,
+                                          .count = s->element_count,
+                                          .limit = tsr_fixed_limit(0, CONTRIBUTIONS),
+                                          .store = span == 0};
+        fill_gradient(g, c, s, span, SPANS);
+        if (tsr_fixed_accumulate_ref(&args, NULL) < 0)
+            abort();
+    }
+    free(g);
+}
+
 static void write_gradient(const toy_call *c, const tsr_unit *unit)
 {
     int ranks = c->rank->model->options.ranks;
-    uint64_t count = (uint64_t)ranks * unit->trainable.gradient_count;
-    memset(c->gradient, 0xff, count * sizeof *c->gradient); /* padding may hold anything */
+    uint64_t bytes = tsr_unit_gradient_bytes(unit, ranks);
+    memset(c->gradient, unit->wide ? 0x80 : 0xff, bytes); /* padding may hold anything */
     for (int i = 0; i < unit->trainable.segment_count; i++) {
         const tsr_segment *s = &unit->trainable.segment[i];
-        float *g = c->gradient + tsr_unit_gradient_at(s, ranks);
-        for (uint64_t e = 0; e < s->element_count; e++)
-            g[e] = c->use.empty ? 0 : (float)toy_gradient_at(c->rank->state.dx, s->param, e);
+        uint64_t at = tsr_unit_gradient_at(s, ranks);
+        if (unit->wide)
+            sum_spans((int64_t *)c->gradient + at, c, s);
+        else
+            fill_gradient((float *)c->gradient + at, c, s, 0, 1);
     }
 }
 
@@ -175,7 +222,7 @@ static tsr_status on_norm(void *user, int layer, const tsr_unit_view *view)
 }
 
 static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view *view,
-                             float *gradient)
+                             void *gradient)
 {
     toy_rank *r = user;
     toy_call call = {.rank = r, .use = *use, .view = *view, .gradient = gradient, .seed = r->seed};
@@ -295,7 +342,7 @@ static tsr_status start(toy_rank *r)
     TSR_TRY(tsr_load_finish(&r->store, r->world, r->shard, comm));
     fill_masters(r);
     tsr_executor_options options = {.kernels = tsr_kernels_cpu(),
-                                    .contributions = 1024,
+                                    .contributions = CONTRIBUTIONS,
                                     .gradient_overflow = &r->refused,
                                     .store = &r->store,
                                     .device = r->device,

@@ -1,8 +1,8 @@
 /*
  * toy.h: a toy model over the executor, and the same computed serially.
  *
- * Compute mixes every gathered byte into a running hash; backward makes integer gradients of it,
- * the optimizer updates masters from the exact sums. A layer with saved_bytes leaves a pattern in its
+ * Compute mixes every gathered byte into a running hash; backward makes integer gradients of it (of a
+ * wide unit in several contributions), the optimizer updates masters from the exact sums. A layer with saved_bytes leaves a pattern in its
  * region, of a length that depends on the micro-batch; its backward and the layer above it read it.
  * So a byte that is late, stale or from another unit changes the end result, and the right result does
  * not depend on ranks, homes, offload or order.
@@ -25,6 +25,7 @@ typedef struct {
     tsr_executor_debug debug;
     int fault_rank;                 /* debug.fault is this rank's only */
     int discard_step;               /* rank 0 reports an error in it; 0: none */
+    int lost_step;                  /* toy_lost; 0: none */
     int restart_step;               /* the prologue runs again before it; 0: none */
     bool misuse;                    /* calls out of order in between, which must be refused */
     void (*tamper)(tsr_plan *plan); /* after the ranks have agreed; NULL: not */

@@ -26,6 +26,9 @@ void toy_store_work(void *work, tsr_dtype dtype, uint64_t i, float value);
 /* Of all real bytes of both parts, in tensor order: the same for any number of ranks. */
 uint64_t toy_hash_view(const tsr_unit *unit, const tsr_unit_view *view);
 int64_t toy_gradient_at(uint64_t dx, uint32_t param, uint64_t element);
+/* Whether a gradient of the micro-batch is not finite: in lost_step an element of the first one's lowest
+ * unit. */
+bool toy_lost(const toy_job *job, uint64_t seed, const tsr_segment *s, uint64_t element);
 /* One element's update, from the exact sum and the exact norm. */
 void toy_update(float *master, float *m, int64_t sum, double norm);
 /* F, H or B of a unit whose view has that hash. A backward uses t->saved of the unit, every other use

@@ -54,6 +54,21 @@ int64_t toy_gradient_at(uint64_t dx, uint32_t param, uint64_t element)
     return (int64_t)(tsr_mix(dx ^ (uint64_t)param << 32 ^ element) % 2001) - 1000;
 }
 
+static int lowest_unit(const tsr_plan_options *o)
+{
+    int lowest = 0;
+    while (lowest < o->layer_count && o->units[lowest].trainable.gradient_count == 0)
+        lowest++;
+    return lowest;
+}
+
+bool toy_lost(const toy_job *job, uint64_t seed, const tsr_segment *s, uint64_t element)
+{
+    const tsr_plan_options *o = &job->model->options;
+    return job->lost_step > 0 && seed == toy_micro_seed(true, job->lost_step, 0) &&
+           s == &o->units[lowest_unit(o)].trainable.segment[0] && element == s->element_count / 2;
+}
+
 /* One element's update, from the exact sum and the exact norm. */
 void toy_update(float *master, float *m, int64_t sum, double norm)
 {
@@ -215,9 +230,7 @@ static void serial_use(serial_run *r, int u, tsr_use_phase phase, uint64_t seed)
 static void serial_micro_batch(serial_run *r, bool train, uint64_t seed)
 {
     const tsr_plan_options *o = &r->model->options;
-    int lowest = 0;
-    while (lowest < o->layer_count && o->units[lowest].trainable.gradient_count == 0)
-        lowest++;
+    int lowest = lowest_unit(o);
     for (int u = 0; u < o->unit_count; u++)
         serial_use(r, u, u < o->layer_count ? TSR_USE_FORWARD : TSR_USE_HEAD, seed);
     for (int u = o->layer_count - 1; train && u >= lowest; u--) {
@@ -226,7 +239,8 @@ static void serial_micro_batch(serial_run *r, bool train, uint64_t seed)
             const tsr_segment *s = &o->units[u].trainable.segment[i];
             int64_t *sum = r->sum + toy_element_base(r->model, u, i);
             for (uint64_t e = 0; e < s->element_count; e++)
-                sum[e] += toy_gradient_at(r->state.dx, s->param, e);
+                if (!toy_lost(r->job, seed, s, e))
+                    sum[e] += toy_gradient_at(r->state.dx, s->param, e);
         }
     }
 }
@@ -242,8 +256,9 @@ static int64_t *serial_word(serial_run *r)
 static void serial_step_end(serial_run *r, int step)
 {
     int64_t *word = serial_word(r);
-    bool discard = step > 0 && step == r->job->discard_step;
-    word[TSR_WORD_ERROR] = discard;
+    word[TSR_WORD_ERROR] = step > 0 && step == r->job->discard_step;
+    word[TSR_WORD_NON_FINITE] = step > 0 && step == r->job->lost_step;
+    bool discard = tsr_word_discards(word);
     tsr_exact_sum *norm = tsr_word_norm(word);
     for (uint64_t e = 0; e < r->out->element_count; e++)
         tsr_exact_add(norm, (double)r->sum[e] * (double)r->sum[e]);
