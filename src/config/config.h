@@ -306,7 +306,8 @@ typedef struct {
     tsr_config_choice activation_offloading, optimizer_offload;
     int64_t resident_units; /* -1: auto */
     int64_t slots;
-    int64_t context_span; /* rows of a micro-batch that the tail of a layer has at a time */
+    int64_t context_span; /* rows of a micro-batch that row-wise nodes of a layer have at a time */
+    int64_t context_parallel_size; /* ranks that share a micro-batch */
     tsr_config_units unit_policy;
     int64_t shard_group_size; /* 0: the ranks of a node */
     /* run */

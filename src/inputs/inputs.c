@@ -9,6 +9,7 @@
 #include "inputs/objective.h"
 #include "inputs/positions.h"
 #include "inputs/sets.h"
+#include "inputs/shared.h"
 #include "io/missing.h"
 #include "model/arch/arch.h"
 #include "model/units.h"
@@ -594,8 +595,9 @@ int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks)
     const tsr_config *config = &inputs->config;
     if (inputs->batch)
         return tsr_batch_run_of(inputs->batch)->step_micro;
-    return config->total_batch_size ? config->total_batch_size / config->per_device_train_batch_size
-                                    : config->gradient_accumulation_steps * ranks;
+    return config->total_batch_size
+               ? config->total_batch_size / config->per_device_train_batch_size
+               : config->gradient_accumulation_steps * tsr_inputs_groups(inputs, ranks);
 }
 
 /* What 0.1 did not know: nothing is added for its models, whose checkpoints resume. */

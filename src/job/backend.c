@@ -94,6 +94,8 @@ tsr_status tsr_job_backend_connect(tsr_job *job)
         job->shard = job->base->shard;
         job->replica = job->base->replica;
         job->node = job->base->node;
+        job->sharers = job->base->sharers;
+        job->device_sharers = job->base->device_sharers;
         job->device_world = job->base->device_world;
         job->device_shard = job->base->device_shard;
         job->device_replica = job->base->device_replica;
@@ -103,6 +105,7 @@ tsr_status tsr_job_backend_connect(tsr_job *job)
         job->device_world = job->world;
         job->device_shard = job->shard;
         job->device_replica = job->replica;
+        job->device_sharers = job->sharers;
         return TSR_OK;
     }
     TSR_TRY(tsr_comm_create_nccl(&job->device_world, job->world, job->control, job->device));
@@ -113,6 +116,11 @@ tsr_status tsr_job_backend_connect(tsr_job *job)
     if (job->replica)
         TSR_TRY(
             tsr_comm_create_nccl(&job->device_replica, job->replica, job->control, job->device));
+    if (job->sharers && tsr_comm_size(job->sharers) == job->view.ranks)
+        job->device_sharers = job->device_world;
+    else if (job->sharers)
+        TSR_TRY(
+            tsr_comm_create_nccl(&job->device_sharers, job->sharers, job->control, job->device));
     return TSR_OK;
 }
 
@@ -136,6 +144,8 @@ void tsr_job_backend_disconnect(tsr_job *job)
 {
     if (!job->device || job->device == job->host)
         return;
+    if (job->device_sharers != job->device_world)
+        tsr_comm_destroy(job->device_sharers);
     tsr_comm_destroy(job->device_replica);
     if (job->device_shard != job->device_world)
         tsr_comm_destroy(job->device_shard);

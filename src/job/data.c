@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/phase.h"
+#include "inputs/shared.h"
 
 /* A rank that works, and says to those that wait that it is alive: each wait of theirs has a deadline. */
 typedef struct {
@@ -20,7 +21,8 @@ static tsr_status read(tsr_job *job, int threads)
     job->inputs.threads = threads;
     return job->options.purpose == TSR_JOB_DATA
                ? tsr_inputs_read_data_alone(&job->inputs)
-               : tsr_inputs_read_data(&job->inputs, job->train, job->view.ranks);
+               : tsr_inputs_read_data(&job->inputs, job->train,
+                                      tsr_inputs_groups(&job->inputs, job->view.ranks));
 }
 
 /* All ranks meet; *reading: whether some rank still does. */

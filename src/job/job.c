@@ -8,6 +8,7 @@
 #include "base/version.h"
 #include "inputs/adapter_experts.h"
 #include "inputs/same.h"
+#include "inputs/shared.h"
 #include "job/peers.h"
 #include "job/sized.h"
 #include "model/arch/arch.h"
@@ -185,6 +186,7 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
     TSR_TRY(tsr_job_agree(job, first && !job->ended_steps ? tsr_job_check_output(job) : TSR_OK));
     bool planned = job->options.purpose == TSR_JOB_PLAN;
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
+    TSR_TRY(tsr_job_agree(job, tsr_inputs_check_shared(&job->inputs, job->view.ranks)));
     bool data = !job->without_data && (!planned || job->inputs.config.dataset.count);
     if (data)
         TSR_TRY(tsr_job_read_data(job));
@@ -566,6 +568,7 @@ void tsr_free(void *text)
 static void end_ranks(tsr_job *job)
 {
     tsr_job_backend_close(job);
+    tsr_comm_destroy(job->sharers);
     tsr_comm_destroy(job->replica);
     tsr_comm_destroy(job->node);
     tsr_comm_destroy(job->shard);
@@ -593,6 +596,7 @@ void tsr_job_destroy(tsr_job *job)
     if (job->streams.stream[0]) /* none if the ranks never met */
         tsr_streams_synchronize(tsr_job_streams(job));
     tsr_model_destroy(job->model);
+    tsr_context_destroy(job->context);
     tsr_micro_batch_free(&job->micro);
     tsr_micro_batch_free(&job->eval_micro);
     if (!job->base)

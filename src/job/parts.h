@@ -83,10 +83,12 @@ struct tsr_job {
     tsr_device *host;
     tsr_stream *control;
     tsr_comm *world, *shard, *replica, *node;
+    tsr_comm *sharers; /* of this rank's micro-batches; NULL: nobody shares them */
     /* Where the model is: on the CPU backend all these are the host's. */
     tsr_device *device;
     tsr_streams streams;
-    tsr_comm *device_world, *device_shard, *device_replica;
+    tsr_comm *device_world, *device_shard, *device_replica, *device_sharers;
+    tsr_context *context; /* of the sharers */
     const tsr_kernels *kernels;
     tsr_topology_view view;
     tsr_inputs inputs;

@@ -18,6 +18,9 @@ static tsr_status split(tsr_job *job)
     int rank = job->view.rank;
     TSR_TRY(tsr_comm_split(&job->shard, job->world, stream, rank / d->group));
     TSR_TRY(tsr_comm_split(&job->node, job->world, stream, tsr_comm_node(job->world)));
+    int shared_by = (int)job->inputs.config.context_parallel_size;
+    if (shared_by > 1)
+        TSR_TRY(tsr_comm_split(&job->sharers, job->world, stream, rank / shared_by));
     if (d->replicas == 1)
         return TSR_OK;
     return tsr_comm_split(&job->replica, job->world, stream, rank % d->group);
@@ -491,6 +494,17 @@ static tsr_status share_tables(tsr_host_tables *out, tsr_job *job)
 
 /* What may fail on one rank alone ends with an agreement: the others would wait for it, in the
  * collective that comes next. */
+static tsr_status share_micro_batches(tsr_job *job)
+{
+    tsr_stream *const *stream = tsr_job_streams(job)->stream;
+    if (!job->device_sharers)
+        return TSR_OK;
+    TSR_TRY(tsr_context_create(&job->context, job->device_sharers, stream[TSR_STREAM_COMPUTE],
+                               stream[TSR_STREAM_COMM], job->inputs.config.context_span));
+    tsr_model_share(job->model, job->context);
+    return TSR_OK;
+}
+
 tsr_status tsr_job_start_model(tsr_job *job)
 {
     tsr_decision *d = &job->decision;
@@ -511,6 +525,7 @@ tsr_status tsr_job_start_model(tsr_job *job)
     tsr_model_sums sums = tsr_job_model_sums(job->sums);
     TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
                                                stream[TSR_STREAM_H2D], &tables, sums)));
+    TSR_TRY(tsr_job_agree(job, share_micro_batches(job)));
     TSR_TRY(tsr_job_choose_matmuls(job));
     return job->base ? take_base(job) : TSR_OK;
 }
@@ -527,7 +542,7 @@ tsr_status tsr_job_start_executor(tsr_job *job, const tsr_executor_owner *owner,
                                     .replica = job->device_replica,
                                     .kernels = job->kernels,
                                     .gradient_shift = TSR_FIXED_SHIFT,
-                                    .contributions = job->inputs.contributions,
+                                    .contributions = job->decision.model.contributions,
                                     .gradient_overflow = &job->sums->gradient_overflow,
                                     .callbacks = tsr_job_callbacks,
                                     .log_count = job->trace ? tsr_trace_records(job->trace) : 0};

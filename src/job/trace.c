@@ -7,6 +7,7 @@
 #include "job/trace.h"
 
 #include "base/clock.h"
+#include "inputs/shared.h"
 #include "io/file.h"
 #include "job/parts.h"
 #include "job/trace_memory.h"
@@ -163,8 +164,8 @@ uint32_t tsr_trace_records(const tsr_trace *trace)
     uint64_t uses = 3 * (uint64_t)(o->layer_count + o->unit_count - o->head_unit);
     uint64_t micro = RECORDS_OF_OP * (uint64_t)most + KERNELS_OF_USE * uses;
     const tsr_batch *batch = job->train ? job->inputs.batch : job->inputs.eval_batch;
-    uint64_t ranks = (uint64_t)job->view.ranks;
-    uint64_t rounds = ((uint64_t)tsr_batch_run_of(batch)->step_micro + ranks - 1) / ranks;
+    uint64_t groups = (uint64_t)tsr_inputs_groups(&job->inputs, job->view.ranks);
+    uint64_t rounds = ((uint64_t)tsr_batch_run_of(batch)->step_micro + groups - 1) / groups;
     /* The end of a step counts as a micro-batch; and the steps before the ones that are kept are
      * logged too, until it is known which are the last. */
     uint64_t records = (TSR_TRACE_STEPS + 1) * (rounds + 1) * micro;

@@ -63,6 +63,8 @@ typedef struct {
 /* The largest micro-batch of a run. */
 typedef struct {
     int64_t tokens, documents, longest; /* longest: tokens of one document */
+    int64_t own_tokens;                 /* of them this rank's; 0: all */
+    bool shared;                        /* others have the rest */
     int32_t q_heads, kv_heads, head_dim;
     int32_t v_dim; /* 0: head_dim */
     float softcap;
@@ -74,6 +76,11 @@ typedef struct {
      * same kernel, and the same bits, but for documents that fit in no other way (attention_cudnn.h). */
     int wider;
 } tsr_attention_bounds;
+
+static inline int64_t tsr_attention_own_tokens(const tsr_attention_bounds *bounds)
+{
+    return bounds->own_tokens ? bounds->own_tokens : bounds->tokens;
+}
 
 /* Columns of a head of v and o. */
 static inline int32_t tsr_attention_v_dim(int32_t v_dim, int32_t head_dim)

@@ -41,6 +41,15 @@ TSR_SPANS_INLINE bool tsr_row_is_own(const tsr_spans *s, int64_t row)
     return !tsr_spans_shared(s) || tsr_span_owner(s, row / s->rows) == s->rank;
 }
 
+/* The place of an own row among the own ones; -1: it is another rank's. */
+TSR_SPANS_INLINE int64_t tsr_spans_place(const tsr_spans *s, int64_t row)
+{
+    if (!tsr_spans_shared(s))
+        return row;
+    int64_t span = row / s->rows; /* of each `ranks` that follow each other, one is own */
+    return tsr_span_owner(s, span) == s->rank ? span / s->ranks * s->rows + row % s->rows : -1;
+}
+
 /* Whether one of rows [first, end) is own. */
 TSR_SPANS_INLINE bool tsr_spans_touch(const tsr_spans *s, int64_t first, int64_t end)
 {

@@ -63,7 +63,8 @@ static tsr_status take_floats(const walk *w, float **out, const char *what, cons
 
 int64_t tsr_activation_tile_rows(const tsr_activation_options *options)
 {
-    bool whole = options->bounds.tokens <= options->tile_rows || options->layout->mixed_count > 0;
+    bool whole = tsr_batch_all_tokens(&options->bounds) <= options->tile_rows ||
+                 options->layout->mixed_count > 0;
     return whole ? 0 : options->tile_rows;
 }
 
@@ -74,7 +75,9 @@ int64_t tsr_activation_span_rows(const tsr_activation_options *options)
 
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options)
 {
-    return (tsr_attention_bounds){.tokens = options->bounds.tokens,
+    return (tsr_attention_bounds){.tokens = tsr_batch_all_tokens(&options->bounds),
+                                  .own_tokens = options->bounds.tokens,
+                                  .shared = options->shares,
                                   .documents = options->bounds.documents,
                                   .longest = options->bounds.longest,
                                   .dtype = options->dtype,

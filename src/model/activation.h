@@ -25,8 +25,14 @@
 /* The largest micro-batch; all exact. */
 typedef struct {
     int64_t tokens, documents, label_rows;
-    int64_t longest; /* tokens of one document */
+    int64_t longest;    /* tokens of one document */
+    int64_t all_tokens; /* of all ranks that share a micro-batch, the others' too; 0: tokens */
 } tsr_batch_bounds;
+
+static inline int64_t tsr_batch_all_tokens(const tsr_batch_bounds *bounds)
+{
+    return bounds->all_tokens ? bounds->all_tokens : bounds->tokens;
+}
 
 /* Called once per buffer, in a fixed order; `out` is where its address is to be put (NULL while planning), `why`,
  * for people, what it is for. */
@@ -41,7 +47,8 @@ typedef struct {
     tsr_dtype dtype;             /* of activations */
     bool fp8;                    /* the base's matmuls run in e4m3 */
     const tsr_keep *keep;        /* [layers]: what they may keep */
-    int64_t tile_rows; /* of a layer's tail (model/program.h); 0: micro-batches are whole */
+    int64_t tile_rows; /* of row-wise nodes (model/program.h); 0: micro-batches are whole */
+    bool shares;       /* several ranks share a micro-batch */
     bool objective;    /* which takes the head's label rows together */
     int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
     bool train; /* false: evaluation only */

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-#define MOST_COLUMNS 1024 /* of what is added up by a block of a GPU */
-
 static void *address(const tsr_layer_memory *memory, tsr_value_place place)
 {
     switch (place.kind) {
@@ -109,52 +107,53 @@ static tsr_status run_step(tsr_pass *pass, const tsr_layer_program *program,
 
 /* ---- tiles ---- */
 
-static float **gradient_of(tsr_layer_gradients *of, const tsr_step_gradient *which)
+static void **gradient_of(tsr_layer_gradients *of, const tsr_step_gradient *which)
 {
     tsr_layer_gradients *g = &of[which->matrix];
     return which->kind == TSR_GRADIENT_A ? &g->a : which->kind == TSR_GRADIENT_B ? &g->b : &g->m;
 }
 
-/* Element by element: in rows that are many enough for a GPU. */
-static tsr_status add(const tsr_pass *pass, float *sum, const float *one,
-                      const tsr_step_gradient *of)
-{
-    uint64_t columns = of->columns;
-    while (columns > MOST_COLUMNS && columns % 2 == 0)
-        columns /= 2;
-    return pass->context->kernels->rms_norm(
-        pass->context->stream,
-        &(tsr_rms_norm_args){.x = sum,
-                             .z = one,
-                             .x_out = sum,
-                             .tokens = (int64_t)(of->rows * of->columns / columns),
-                             .d = (int64_t)columns,
-                             .dtype = TSR_F32});
-}
-
-/* A step of a backward in a tile behind the first: its gradients of adapters are added to those of the tiles before. */
+/* A step of a backward, whose gradients of adapters are added to the sums of the tiles before; `first`: there are none. */
 static tsr_status run_adding(const tsr_pass *whole, const tsr_layer_program *program,
-                             const tsr_layer_memory *memory, int index)
+                             const tsr_layer_memory *memory, int index, bool first)
 {
     const tsr_step *step = tsr_step_at(program, true, index);
+    const tsr_linear_context *context = whole->context;
     tsr_pass pass = *whole;
     tsr_layer_gradients own[TSR_BLOCK_WEIGHTS];
     tsr_step_gradient written[TSR_STEP_GRADIENTS];
-    float *sum[TSR_STEP_GRADIENTS];
+    tsr_fixed_accumulate_args args[TSR_STEP_GRADIENTS];
     int count = tsr_step_gradients(written, program, step);
     char *at = address(memory, program->sums[step->node]);
     memcpy(own, whole->gradients, sizeof own);
     for (int i = 0; i < count; i++) {
-        float **to = gradient_of(own, &written[i]);
-        sum[i] = *to;
-        *to = (float *)at;
+        void **to = gradient_of(own, &written[i]);
+        args[i] = (tsr_fixed_accumulate_args){.sum = *to,
+                                              .g = (const float *)(const void *)at,
+                                              .count = written[i].rows * written[i].columns,
+                                              .shift = TSR_FIXED_SHIFT,
+                                              .limit = whole->batch->gradient_limit,
+                                              .store = first};
+        *to = at;
         at += tsr_step_gradient_bytes(&written[i]);
     }
     pass.gradients = own;
     TSR_TRY(run_step(&pass, program, memory, index));
     for (int i = 0; i < count; i++)
-        TSR_TRY(add(&pass, sum[i], *gradient_of(own, &written[i]), &written[i]));
+        TSR_TRY(context->kernels->fixed_accumulate(context->stream, &args[i]));
     return TSR_OK;
+}
+
+/* Any step, of rows from `first` on. A rank that has no rows of a shared micro-batch passes on those of others. */
+static tsr_status run_rows(tsr_pass *pass, const tsr_layer_program *program,
+                           const tsr_layer_memory *memory, int index, int64_t first)
+{
+    bool trains = !pass->input && index >= program->remade.count;
+    const tsr_step *step = tsr_step_at(program, !pass->input, index);
+    if (pass->context->tokens == 0 && pass->block->node[step->node].kind != &tsr_node_attention)
+        return TSR_OK;
+    return trains && program->tile_rows ? run_adding(pass, program, memory, index, first == 0)
+                                        : run_step(pass, program, memory, index);
 }
 
 /* The norms of DoRA were made with the first tile. */
@@ -174,7 +173,6 @@ static tsr_status run_tile(const tsr_pass *whole, const tsr_layer_program *progr
     tsr_pass pass = *whole;
     tsr_linear_context context = *whole->context;
     tsr_linear linear[TSR_BLOCK_MATRICES];
-    bool adds = first > 0 && !whole->input;
     context.tokens = rows;
     context.samples = context.samples ? context.samples + first : NULL;
     context.positions = context.positions ? context.positions + first : NULL;
@@ -185,11 +183,8 @@ static tsr_status run_tile(const tsr_pass *whole, const tsr_layer_program *progr
         pass.linear = linear;
     }
     resolve_all(&pass, program, memory, first);
-    for (int i = from; i < end; i++) {
-        bool trains = adds && i >= program->remade.count;
-        TSR_TRY(trains ? run_adding(&pass, program, memory, i)
-                       : run_step(&pass, program, memory, i));
-    }
+    for (int i = from; i < end; i++)
+        TSR_TRY(run_rows(&pass, program, memory, i, first));
     return TSR_OK;
 }
 
@@ -208,7 +203,7 @@ static tsr_status run(tsr_pass *pass, const tsr_layer_program *program,
             TSR_TRY(run_tile(pass, program, memory, first, last, row, rows));
         }
         if (last == first)
-            TSR_TRY(run_step(pass, program, memory, last++));
+            TSR_TRY(run_rows(pass, program, memory, last++, 0));
         first = last;
     }
     return TSR_OK;

@@ -100,6 +100,7 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .kernels = options->kernels,
                                     .keep = options->keep,
                                     .tile_rows = options->tile_rows,
+                                    .shares = options->spans.ranks > 1,
                                     .objective = options->objective != NULL,
                                     .stride = options->stride,
                                     .saved_bytes = options->saved_bytes,
@@ -109,6 +110,12 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .dropout = options->train && options->dropout > 0,
                                     .atomics = options->atomics,
                                     .wider = options->wider};
+}
+
+bool tsr_model_tiles(const tsr_model_options *options)
+{
+    tsr_activation_options activation = tsr_model_activation(options);
+    return tsr_activation_tile_rows(&activation) > 0;
 }
 
 tsr_status tsr_model_programs(tsr_layer_programs **out, const tsr_model_options *options)
@@ -219,7 +226,7 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                           tsr_take_buffer *device, tsr_take_buffer *host, void *user)
 {
     const tsr_layout *layout = options->layout;
-    uint64_t tokens = (uint64_t)options->bounds.tokens;
+    uint64_t positions = (uint64_t)tsr_batch_all_tokens(&options->bounds);
     uint64_t angles = tsr_model_rope_angles(&layout->config);
     static const char rows[] =
         "its embedded rows, positions and targets; one is filled while the other is used";
@@ -232,9 +239,9 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
         TSR_TRY(take_floats(model ? &model->ones : NULL, device, user, "norm", " ones",
                             "the weight of a norm without one", TSR_MODEL_ONES, 1));
     TSR_TRY(take_floats(model ? &model->cosine : NULL, device, user, "RoPE", " cosine",
-                        "tables of the rotation", tokens, angles));
+                        "tables of the rotation", positions, angles));
     TSR_TRY(take_floats(model ? &model->sine : NULL, device, user, "RoPE", " sine",
-                        "tables of the rotation", tokens, angles));
+                        "tables of the rotation", positions, angles));
     for (int i = 0; i < STAGES; i++) {
         char name[48];
         void *address = NULL;

@@ -112,7 +112,7 @@ static tsr_status fill_table(tsr_rope_table *out, table_filler *f, int rope,
                              tsr_rope_table_kind kind)
 {
     const tsr_model_config *config = &f->model->options.layout->config;
-    int32_t positions = (int32_t)f->model->options.bounds.tokens;
+    int32_t positions = (int32_t)tsr_batch_all_tokens(&f->model->options.bounds);
     uint64_t dim = tsr_model_rotary_dim(config, rope), count = (uint64_t)positions * (dim / 2);
     float *cosine = f->model->cosine + f->used, *sine = f->model->sine + f->used;
     TSR_TRY(tsr_rope_tables(f->scratch, f->scratch + count, positions, (int32_t)dim,
@@ -153,7 +153,7 @@ static tsr_status write_ones(tsr_model *model, tsr_device *device)
 
 static tsr_status fill_tables(tsr_model *model, tsr_device *device)
 {
-    uint64_t count = (uint64_t)model->options.bounds.tokens *
+    uint64_t count = (uint64_t)tsr_batch_all_tokens(&model->options.bounds) *
                      tsr_model_rope_angles(&model->options.layout->config);
     table_filler filler = {model, device, malloc(2 * count * sizeof(float) + 1), 0};
     if (!filler.scratch)
@@ -242,6 +242,12 @@ const tsr_model_stack_state *tsr_model_stack(const tsr_model *model, int unit, i
 const float *tsr_model_norms(const tsr_model *model, int unit, int linear)
 {
     return model->unit[unit].norm[linear].n;
+}
+
+void tsr_model_share(tsr_model *model, tsr_context *context)
+{
+    model->shared = context;
+    model->options.spans = tsr_context_spans(context);
 }
 
 void tsr_model_set_fresh(tsr_model *model, bool fresh)
@@ -444,7 +450,7 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
     tsr_linear_context context = tsr_model_context(model);
-    bool active = tsr_model_active(&tsr_model_current(model)->batch);
+    bool active = tsr_model_current(model)->active;
     for (int i = 0; i < layout->block->matrix_count; i++) {
         tsr_linear linear;
         norm_vectors *norm = &model->unit[unit].norm[i];
@@ -474,15 +480,15 @@ static tsr_layer_memory memory_of(void *kept[TSR_BLOCK_VALUES], const tsr_model 
 
 tsr_saved tsr_model_saved(const tsr_model *model, int unit)
 {
-    const tsr_model_batch *batch = &tsr_model_current(model)->batch;
+    const stage *s = tsr_model_current(model);
     tsr_activation_options options = tsr_model_activation(&model->options);
     int region = tsr_saved_region(model->options.saved_bytes, unit);
-    if (!tsr_model_active(batch))
+    if (!s->active)
         return (tsr_saved){0};
     return (tsr_saved){.device = model->activations.region[region],
                        .host = model->unit[unit].saved,
                        .bytes = tsr_activations_kept_bytes(&options, model->options.programs, unit,
-                                                           batch->tokens)};
+                                                           s->batch.tokens)};
 }
 
 const void *tsr_model_layer_input(const tsr_model *model, int layer)
@@ -501,6 +507,10 @@ static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
                              .layer_rows = s->view.layer_rows,
                              .layer_rows_dtype = model->host.layer_rows.dtype,
                              .tokens = s->batch.tokens,
+                             .all_tokens = s->all_tokens,
+                             .shared = model->shared,
+                             .gradient_limit =
+                                 tsr_fixed_limit(TSR_FIXED_SHIFT, model->options.contributions),
                              .positions = s->view.positions,
                              .cu_seqlens = s->view.cu_seqlens,
                              .documents = (int32_t)s->batch.documents};
@@ -580,33 +590,35 @@ static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int n
     return tsr_model_head_begin(model, &layer);
 }
 
-float *tsr_model_gradient_at(const tsr_model *model, int unit, const tsr_unit_view *view,
-                             float *gradient, int index)
+void *tsr_model_gradient_at(const tsr_model *model, int unit, const tsr_unit_view *view,
+                            void *gradient, int index)
 {
     if (!gradient || index == TSR_NO_SEGMENT)
         return NULL;
     const tsr_layout_segment *s = &model->options.layout->unit[unit].trainable[index];
     if (s->unit != view->unit)
         return NULL;
-    return gradient + tsr_unit_gradient_at(&model->options.units[s->unit].trainable.segment[s->at],
-                                           model->options.ranks);
+    const tsr_unit *of = &model->options.units[s->unit];
+    return (char *)gradient +
+           tsr_unit_gradient_at(&of->trainable.segment[s->at], model->options.ranks) *
+               tsr_unit_gradient_element(of);
 }
 
 /* Of a unit's linears and stacks. */
 static void place_gradients(tsr_layer_gradients *out, const tsr_model *model, int unit,
-                            const tsr_unit_view *view, float *gradient)
+                            const tsr_unit_view *view, void *gradient)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
     for (int i = 0; i < layout->block->matrix_count; i++) {
         const tsr_layout_linear *l = &layout->linear[i];
-        float *to = l->r ? gradient : NULL;
+        void *to = l->r ? gradient : NULL;
         out[i] = (tsr_layer_gradients){tsr_model_gradient_at(model, unit, view, to, l->a),
                                        tsr_model_gradient_at(model, unit, view, to, l->b),
                                        tsr_model_gradient_at(model, unit, view, to, l->m)};
     }
     for (int i = 0; i < layout->block->stack_count; i++) {
         const tsr_layout_stack *s = &layout->stack[i];
-        float *to = s->r ? gradient : NULL;
+        void *to = s->r ? gradient : NULL;
         out[tsr_stack_weight(i)] =
             (tsr_layer_gradients){.a = tsr_model_gradient_at(model, unit, view, to, s->a),
                                   .b = tsr_model_gradient_at(model, unit, view, to, s->b)};
@@ -614,7 +626,7 @@ static void place_gradients(tsr_layer_gradients *out, const tsr_model *model, in
 }
 
 static tsr_status backward(tsr_model *model, int unit, int number, const tsr_unit_view *view,
-                           float *gradient)
+                           void *gradient)
 {
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
@@ -651,15 +663,15 @@ static tsr_status embed(tsr_model *model, int chunk, const tsr_unit_view *view)
 }
 
 tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, int number,
-                             const tsr_unit_view *view, float *gradient)
+                             const tsr_unit_view *view, void *gradient)
 {
     const stage *s = tsr_model_current(model);
 
-    if (phase == TSR_USE_BACKWARD && gradient && !tsr_model_active(&s->batch))
-        return tsr_stream_fill(
+    if (phase == TSR_USE_BACKWARD && gradient && (!s->active || s->batch.tokens == 0))
+        TSR_TRY(tsr_stream_fill(
             model->compute, gradient, 0,
-            tsr_unit_gradient_bytes(&model->options.units[view->unit], model->options.ranks));
-    if (!tsr_model_active(&s->batch))
+            tsr_unit_gradient_bytes(&model->options.units[view->unit], model->options.ranks)));
+    if (!s->active)
         return TSR_OK;
     int chunk =
         phase == TSR_USE_HEAD ? -1 : chunk_of(&number, model, unit, phase == TSR_USE_BACKWARD);

@@ -31,7 +31,7 @@ typedef struct {
     uint64_t epoch;
 } tsr_model_range;
 
-/* One micro-batch, on the host; everything is copied during tsr_model_stage. */
+/* One micro-batch, on the host, the whole of one that several ranks share; everything is copied during tsr_model_stage. */
 typedef struct {
     int64_t tokens, documents, label_rows;
     const int32_t *ids, *positions; /* [tokens] */
@@ -85,10 +85,12 @@ typedef struct {
     bool fp8;        /* the base's matmuls run in e4m3 */
     bool fp8_fast;   /* with the sums of tensor cores alone (kernels/fp8_gemm.h) */
     tsr_batch_bounds bounds;
-    int64_t step_micro;                 /* micro-batches of a step, of all ranks */
-    const tsr_keep *keep;               /* [layers]: what they may keep */
-    int64_t tile_rows;                  /* rows of a tile of a layer's tail (model/program.h) */
-    int stride;                         /* of the layers that keep their input (shard/stride.h) */
+    int64_t step_micro;   /* micro-batches of a step, of all ranks */
+    const tsr_keep *keep; /* [layers]: what they may keep */
+    int64_t tile_rows;    /* rows of a tile of row-wise nodes (model/program.h) */
+    tsr_spans
+        spans;  /* of tile_rows: which rows of a micro-batch are this rank's; bounds are theirs */
+    int stride; /* of the layers that keep their input (shard/stride.h) */
     const tsr_layer_programs *programs; /* of tsr_model_programs; must outlive the model */
     bool train;
     double dropout;                   /* of several adapters the largest */
@@ -102,7 +104,11 @@ typedef struct {
     bool router_bias;       /* routers have corrections of their own, beside those of the layers */
     bool atomics;           /* attention's gradients need not have the same bits in every run */
     int wider;              /* launches of attention's backward (kernels/attention.h) */
+    uint64_t contributions; /* to a gradient of a step, of all ranks, at most */
 } tsr_model_options;
+
+/* Whether layers run in tiles: their units then are wide (shard/unit.h), with a contribution for each tile. */
+bool tsr_model_tiles(const tsr_model_options *options);
 
 /* Whether mean logits are reported of an objective: not of capped ones, whose mean is not that of h and the mean row. */
 bool tsr_model_reports_logits(const tsr_model_options *options);
@@ -137,6 +143,9 @@ typedef struct {
  * the constant tables. */
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
                            const tsr_host_tables *tables, tsr_model_sums sums);
+
+/* After the start: who shares micro-batches, as the options' spans say. Borrowed. */
+void tsr_model_share(tsr_model *model, tsr_context *context);
 
 /* Of one of several adapters, after the start. */
 void tsr_model_set_sums(tsr_model *model, int adapter, tsr_model_sums sums);
@@ -203,9 +212,9 @@ tsr_status tsr_model_uses(tsr_layer_uses **out, const tsr_model_options *options
 tsr_status tsr_model_norm(tsr_model *model, int layer, const tsr_unit_view *view);
 
 /* Use `number` of those of a layer (or chunk of the head) in a phase. gradient: of B(u), written in the gradient layout
- * (shard/unit.h) but for its padding; NULL otherwise. */
+ * (shard/unit.h) but for its padding, int64_t of a wide unit; NULL otherwise. */
 tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, int number,
-                             const tsr_unit_view *view, float *gradient);
+                             const tsr_unit_view *view, void *gradient);
 
 /* Of a model with experts that trains, [routers, experts]: slots of each since the caller cleared them, device memory;
  * NULL: none. And how many there are. */

@@ -32,9 +32,12 @@ typedef struct {
 typedef struct {
     char *host, *device;
     tsr_event *staged, *released; /* on h2d; on compute */
-    tsr_model_batch batch;        /* its counts; the arrays are in `view` and `range` */
-    tsr_model_range *range;       /* [mixed_count] */
-    head_span *span;              /* [span_count]: all tokens in their order */
+    tsr_model_batch
+        batch;          /* what this rank has of it: counts; the arrays are in `view` and `range` */
+    int64_t all_tokens; /* of all ranks that share it */
+    bool active;        /* something is computed here: a rank without rows passes on others' */
+    tsr_model_range *range; /* [mixed_count] */
+    head_span *span;        /* [span_count]: all tokens in their order */
     int span_count;
     stage_view view; /* on the device */
     int64_t lead_count;
@@ -107,6 +110,7 @@ struct tsr_model {
     int32_t *
         last_of; /* [vocabulary]: while chains are made, the token of an id that was last seen, else -1 */
     uint64_t staged_count, released_count; /* micro-batches so far */
+    tsr_context *shared;                   /* NULL: no rank shares a micro-batch */
     tsr_layer_input carried;               /* what the layer below left */
     /* Of several adapters: the ranges of the linears of the layer at work, [TSR_BLOCK_MATRICES, mixed_count], and where
      * each one's sums go. */
@@ -131,7 +135,7 @@ uint64_t tsr_model_stage_bytes(const tsr_model_options *options);
 /* The micro-batch that is computed now: staged, not yet released. */
 const stage *tsr_model_current(const tsr_model *model);
 
-/* A micro-batch that computes something. */
+/* A micro-batch, of all ranks that share it, that computes something. */
 static inline bool tsr_model_active(const tsr_model_batch *batch)
 {
     return batch->tokens > 0 && batch->label_rows > 0;
@@ -160,8 +164,8 @@ void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_u
  * gradient goes nowhere. */
 const void *tsr_model_trainable_at(const tsr_model *model, int unit, const tsr_unit_view *view,
                                    int index);
-float *tsr_model_gradient_at(const tsr_model *model, int unit, const tsr_unit_view *view,
-                             float *gradient, int index);
+void *tsr_model_gradient_at(const tsr_model *model, int unit, const tsr_unit_view *view,
+                            void *gradient, int index);
 
 /* mixed.c: memory for what a model of several adapters has; false: there is none. The adapters of a linear that has several, whose base is resolved: ranges, or if the micro-batch is all one
  * adapter's that one. And where the gradients go, of the resolved linears of a layer; those of the adapters that the

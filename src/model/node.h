@@ -51,6 +51,7 @@
 #include "adapters/linear.h"
 #include "model/arch/config.h"
 #include "model/block.h"
+#include "shard/context.h"
 
 #define TSR_MODEL_ONES 512 /* the widest head */
 
@@ -105,9 +106,13 @@ typedef struct {
     int64_t *dropped; /* [1] */
 } tsr_router_counts;
 
-/* The micro-batch on the device; all of it, whatever a pass has of it. */
+/* The micro-batch on the device, or what this rank has of one that several share: all of that, whatever a pass has of
+ * it. Documents are those of the whole micro-batch. */
 typedef struct {
     int64_t tokens;
+    int64_t all_tokens;        /* of all ranks that share it; 0: tokens */
+    tsr_context *shared;       /* NULL: nobody shares it */
+    float gradient_limit;      /* of a tile's gradients (kernels/fixed_point.h) */
     const int32_t *positions;  /* [tokens], in their documents */
     const int32_t *cu_seqlens; /* [documents + 1] */
     int32_t documents;
@@ -135,9 +140,9 @@ typedef struct {
 } tsr_model_tables;
 
 /* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]; of a stack's, of all
- * experts. NULL: it has none. */
+ * experts. NULL: it has none. Nodes write float; a layer in tiles adds that to int64_t (program.h). */
 typedef struct {
-    float *a, *b, *m;
+    void *a, *b, *m;
 } tsr_layer_gradients;
 
 /* One node in one pass over a layer. */

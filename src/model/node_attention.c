@@ -3,8 +3,14 @@
  * sinks of its heads.
  */
 #include "base/checked.h"
+#include "model/attention_shared.h"
 #include "model/node_parts.h"
 #include "model/work_parts.h"
+
+static int64_t all_tokens(const tsr_pass *p)
+{
+    return p->batch->all_tokens ? p->batch->all_tokens : p->batch->tokens;
+}
 
 /* Without the first `taken` bytes of the workspace. */
 static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_node *node, uint64_t taken)
@@ -14,7 +20,7 @@ static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_node *node, uin
     return (tsr_attention_shape){.cu_seqlens = p->batch->cu_seqlens,
                                  .workspace = (char *)p->workspace + taken,
                                  .workspace_bytes = p->workspace_bytes - taken,
-                                 .tokens = p->batch->tokens,
+                                 .tokens = all_tokens(p),
                                  .documents = p->batch->documents,
                                  .q_heads = spec->q_heads,
                                  .kv_heads = spec->kv_heads,
@@ -25,19 +31,28 @@ static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_node *node, uin
                                  .sinks = node->weight[0] == TSR_NONE ? none
                                                                       : p->vector[node->weight[0]],
                                  .softcap = spec->softcap,
+                                 .spans = tsr_context_spans(p->batch->shared),
                                  .dtype = p->context->dtype};
+}
+
+/* Whether others have rows of the micro-batch. */
+static bool is_shared(const tsr_pass *p)
+{
+    tsr_spans spans = tsr_context_spans(p->batch->shared);
+    return tsr_spans_shared(&spans) && all_tokens(p) > spans.rows;
 }
 
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
-    return p->context->kernels->attention(
-        p->context->stream, &(tsr_attention_args){.q = p->value[node->in[0]],
-                                                  .k = p->value[node->in[1]],
-                                                  .v = p->value[node->in[2]],
-                                                  .o = p->value[node->out[TSR_ATTENTION_O]],
-                                                  .lse = p->value[node->out[TSR_ATTENTION_LSE]],
-                                                  .shape = shape_of(p, node, 0)});
+    const tsr_attention_args args = {.q = p->value[node->in[0]],
+                                     .k = p->value[node->in[1]],
+                                     .v = p->value[node->in[2]],
+                                     .o = p->value[node->out[TSR_ATTENTION_O]],
+                                     .lse = p->value[node->out[TSR_ATTENTION_LSE]],
+                                     .shape = shape_of(p, node, 0)};
+    return is_shared(p) ? tsr_attention_shared(p, &args)
+                        : p->context->kernels->attention(p->context->stream, &args);
 }
 
 /* Columns of a token of keys, or of values. */
@@ -68,6 +83,21 @@ static tsr_status add(const tsr_pass *p, int64_t width, void *sum, const void *o
                                                               .dtype = p->context->dtype});
 }
 
+static tsr_attention_backward_args backward_args(const tsr_pass *p, const tsr_node *node,
+                                                 void *const d[3], uint64_t taken)
+{
+    return (tsr_attention_backward_args){.q = p->value[node->in[0]],
+                                         .k = p->value[node->in[1]],
+                                         .v = p->value[node->in[2]],
+                                         .o = p->value[node->out[TSR_ATTENTION_O]],
+                                         .d_o = p->gradient[node->out[TSR_ATTENTION_O]],
+                                         .lse = p->value[node->out[TSR_ATTENTION_LSE]],
+                                         .dq = d[0],
+                                         .dk = d[1],
+                                         .dv = d[2],
+                                         .shape = shape_of(p, node, taken)};
+}
+
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
@@ -77,18 +107,9 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
     for (int i = 0; i < 3; i++)
         d[i] = step->adds & 1u << i ? (char *)p->workspace + (uint64_t)(i - 1) * extra
                                     : p->gradient[node->in[i]];
-    TSR_TRY(p->context->kernels->attention_backward(
-        p->context->stream,
-        &(tsr_attention_backward_args){.q = p->value[node->in[0]],
-                                       .k = p->value[node->in[1]],
-                                       .v = p->value[node->in[2]],
-                                       .o = p->value[node->out[TSR_ATTENTION_O]],
-                                       .d_o = p->gradient[node->out[TSR_ATTENTION_O]],
-                                       .lse = p->value[node->out[TSR_ATTENTION_LSE]],
-                                       .dq = d[0],
-                                       .dk = d[1],
-                                       .dv = d[2],
-                                       .shape = shape_of(p, node, 2 * extra)}));
+    tsr_attention_backward_args args = backward_args(p, node, d, 2 * extra);
+    TSR_TRY(is_shared(p) ? tsr_attention_shared_backward(p, &args)
+                         : p->context->kernels->attention_backward(p->context->stream, &args));
     for (int i = 1; i < 3; i++)
         if (step->adds & 1u << i)
             TSR_TRY(add(p, width_of(spec, i == 2), p->gradient[node->in[i]], d[i]));
@@ -120,9 +141,11 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
                           const tsr_kernels *kernels, tsr_attention_bounds bounds)
 {
     (void)traits;
-    uint64_t extra = extra_bytes(&node->spec.attention, bounds.tokens, bounds.dtype);
+    uint64_t extra =
+        extra_bytes(&node->spec.attention, tsr_attention_own_tokens(&bounds), bounds.dtype);
     bounds = tsr_attention_bounds_of(node, bounds);
-    return kernels->attention_workspace_bytes(&bounds) + (bounds.train ? 2 * extra : 0);
+    return kernels->attention_workspace_bytes(&bounds) + (bounds.train ? 2 * extra : 0) +
+           tsr_attention_shared_bytes(&bounds);
 }
 
 /* Two matmuls of the visible pairs forward, five backward; q, k, v and o once, and their gradients. */

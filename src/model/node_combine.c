@@ -67,11 +67,13 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
                           const tsr_kernels *kernels, tsr_attention_bounds bounds)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->out, bounds.dtype);
+    uint64_t rows =
+        tsr_expert_rows_bytes(node, tsr_attention_own_tokens(&bounds), spec->out, bounds.dtype);
     uint64_t low = tsr_expert_low_bytes(node, traits, bounds, 2);
     (void)kernels;
     uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
-    return tsr_expert_taken_bytes(node, bounds.tokens, r, bounds.dtype) + (rows > low ? rows : low);
+    return tsr_expert_taken_bytes(node, tsr_attention_own_tokens(&bounds), r, bounds.dtype) +
+           (rows > low ? rows : low);
 }
 
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,

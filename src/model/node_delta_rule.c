@@ -71,7 +71,7 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
     (void)traits;
     const tsr_delta_rule_spec *spec = &node->spec.delta_rule;
     return kernels->delta_rule_workspace_bytes(
-        &(tsr_delta_rule_bounds){.tokens = bounds.tokens,
+        &(tsr_delta_rule_bounds){.tokens = tsr_attention_own_tokens(&bounds),
                                  .documents = bounds.documents,
                                  .longest = bounds.longest,
                                  .key_heads = spec->key_heads,

@@ -192,7 +192,8 @@ uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *tra
     uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
     if (!bounds.train)
         return 0;
-    return (uint64_t)count * tsr_expert_rows_bytes(node, bounds.tokens, (int64_t)r, bounds.dtype);
+    return (uint64_t)count *
+           tsr_expert_rows_bytes(node, tsr_attention_own_tokens(&bounds), (int64_t)r, bounds.dtype);
 }
 
 tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, const void *dz,
@@ -274,13 +275,15 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
                           const tsr_kernels *kernels, tsr_attention_bounds bounds)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    uint64_t rows = tsr_expert_rows_bytes(node, bounds.tokens, spec->in, bounds.dtype);
+    uint64_t rows =
+        tsr_expert_rows_bytes(node, tsr_attention_own_tokens(&bounds), spec->in, bounds.dtype);
     uint64_t low = tsr_expert_low_bytes(node, traits, bounds, 1);
     uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
     (void)kernels;
-    return tsr_expert_taken_bytes(node, bounds.tokens, r, bounds.dtype) + (!bounds.train ? 0
-                                                                           : rows > low  ? rows
-                                                                                         : low);
+    return tsr_expert_taken_bytes(node, tsr_attention_own_tokens(&bounds), r, bounds.dtype) +
+           (!bounds.train ? 0
+            : rows > low  ? rows
+                          : low);
 }
 
 /* ---- cost ---- */

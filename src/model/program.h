@@ -144,7 +144,7 @@ int tsr_tile_kinds(tsr_tile_kind out[2], const tsr_layer_program *program, int n
 typedef enum { TSR_GRADIENT_A, TSR_GRADIENT_B, TSR_GRADIENT_M } tsr_gradient_kind;
 
 typedef struct {
-    int16_t matrix;
+    int16_t matrix; /* or a stack, as tsr_stack_weight numbers it */
     tsr_gradient_kind kind;
     uint64_t rows, columns; /* of as many elements */
 } tsr_step_gradient;

@@ -79,12 +79,12 @@ uint64_t tsr_value_bytes(const tsr_layer_program *program, int value, int64_t to
 /* Rows of an item of a group. */
 static int64_t rows_of(const placing *p, int16_t group)
 {
-    return group < 0 ? p->sizes->attention.tokens : p->program->tile_rows;
+    return group < 0 ? tsr_attention_own_tokens(&p->sizes->attention) : p->program->tile_rows;
 }
 
 static uint64_t bytes_of(const placing *p, int value)
 {
-    return tsr_value_bytes(p->program, value, p->sizes->attention.tokens, p->sizes->dtype);
+    return tsr_value_bytes(p->program, value, rows_of(p, TSR_NO_GROUP), p->sizes->dtype);
 }
 
 /* Whether one may lie in the other's place, row by row. */
@@ -420,7 +420,7 @@ static void place_scaled(placing *p, const tsr_node *node, const tsr_step *step,
     }
 }
 
-/* Gradients of adapters, of a tile. */
+/* Gradients of adapters, of a tile or of what has all rows, until they are added to the sums. */
 static void place_sums(placing *p, const tsr_step *step, int now)
 {
     tsr_step_gradient written[TSR_STEP_GRADIENTS];
@@ -429,7 +429,7 @@ static void place_sums(placing *p, const tsr_step *step, int now)
     int16_t group = p->backward.groups.of_step[now];
     for (int i = 0; i < count; i++)
         bytes += tsr_step_gradient_bytes(&written[i]);
-    if (bytes && group != TSR_NO_GROUP)
+    if (bytes && p->program->tile_rows)
         p->sums[step->node] = add_item(&p->backward, bytes, now, now, group);
 }
 

@@ -63,12 +63,29 @@ int tsr_tile_kinds(tsr_tile_kind out[2], const tsr_layer_program *p, int node, i
 
 /* ---- gradients of adapters ---- */
 
+/* Of the experts of a stack. */
+static int stack_gradients(tsr_step_gradient out[2], const tsr_layer_program *p,
+                           const tsr_node *node)
+{
+    if ((node->kind != &tsr_node_experts && node->kind != &tsr_node_combine) ||
+        node->weight[0] == TSR_NONE)
+        return 0;
+    int16_t weight = (int16_t)tsr_stack_weight(node->weight[0]);
+    const tsr_stack *stack = &p->block->stack[node->weight[0]];
+    uint64_t rows = stack->experts * p->traits[weight].r;
+    if (!rows)
+        return 0;
+    out[0] = (tsr_step_gradient){weight, TSR_GRADIENT_A, rows, stack->in};
+    out[1] = (tsr_step_gradient){weight, TSR_GRADIENT_B, rows, stack->out};
+    return 2;
+}
+
 int tsr_step_gradients(tsr_step_gradient out[TSR_STEP_GRADIENTS], const tsr_layer_program *p,
                        const tsr_step *step)
 {
     const tsr_block *b = p->block;
     const tsr_node *node = &b->node[step->node];
-    int count = 0;
+    int count = stack_gradients(out, p, node);
     for (int i = 0; i < TSR_NODE_PORTS; i++) {
         if (node->kind->scales && node->in[i] != TSR_NONE &&
             tsr_value_has_dm(b, p->traits, node->in[i])) {

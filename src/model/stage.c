@@ -65,6 +65,25 @@ const stage *tsr_model_current(const tsr_model *model)
     return &model->stage[model->released_count % STAGES];
 }
 
+/* ---- the rows of this rank ---- */
+
+/* The place of a token of the micro-batch among this rank's; -1: it is another's. */
+static int64_t place_of(const tsr_model *model, int64_t token)
+{
+    return tsr_spans_place(&model->options.spans, token);
+}
+
+/* Counts of what this rank has; documents are those of the whole micro-batch. */
+static tsr_model_batch own_counts(const tsr_model *model, const tsr_model_batch *batch)
+{
+    tsr_model_batch own = *batch;
+    own.tokens = tsr_spans_own_rows(&model->options.spans, batch->tokens);
+    own.label_rows = 0;
+    for (int64_t i = 0; i < batch->label_rows; i++)
+        own.label_rows += place_of(model, batch->label_row[i]) >= 0;
+    return own;
+}
+
 /* A document that is longer than the original length has the second table of its rope (LongRoPE), which begins
  * behind the first. */
 static void turn_as_long(const tsr_model *model, const stage_view *view,
@@ -77,16 +96,20 @@ static void turn_as_long(const tsr_model *model, const stage_view *view,
         int32_t begin = batch->cu_seqlens[document], end = batch->cu_seqlens[document + 1];
         bool is_long = (double)(end - begin) > rope->original_max_positions;
         for (int32_t t = begin; t < end && is_long; t++)
-            view->positions[t] += (int32_t)model->options.bounds.tokens;
+            if (place_of(model, t) >= 0)
+                view->positions[place_of(model, t)] +=
+                    (int32_t)tsr_batch_all_tokens(&model->options.bounds);
     }
 }
 
 /* The tokens' rows of a table. */
-static void look_up(char *out, tsr_frozen table, uint64_t bytes, const tsr_model_batch *batch)
+static void look_up(const tsr_model *model, char *out, tsr_frozen table, uint64_t bytes,
+                    const tsr_model_batch *batch)
 {
     for (int64_t t = 0; t < batch->tokens && bytes; t++)
-        memcpy(out + (uint64_t)t * bytes,
-               (const char *)table.data + (uint64_t)batch->ids[t] * bytes, bytes);
+        if (place_of(model, t) >= 0)
+            memcpy(out + (uint64_t)place_of(model, t) * bytes,
+                   (const char *)table.data + (uint64_t)batch->ids[t] * bytes, bytes);
 }
 
 /* The tokens' rows of the trained table, and the chains of those that have one (kernels/table_rows.h), in the tokens'
@@ -170,25 +193,44 @@ static void divide(const tsr_model *model, stage *s, const stage_view *view)
     }
 }
 
-static void fill(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch)
+/* Positions, in their documents and samples, and labels. */
+static void fill_rows(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch)
 {
-    const tsr_layout *layout = model->options.layout;
-    memcpy(view->positions, batch->positions, (size_t)batch->tokens * sizeof(int32_t));
-    memcpy(view->cu_seqlens, batch->cu_seqlens, ((size_t)batch->documents + 1) * sizeof(int32_t));
-    memcpy(view->label_row, batch->label_row, (size_t)batch->label_rows * sizeof(int32_t));
-    memcpy(view->label, batch->label, (size_t)batch->label_rows * sizeof(int32_t));
+    int64_t labels = 0;
+    for (int64_t t = 0; t < batch->tokens; t++)
+        if (place_of(model, t) >= 0)
+            view->positions[place_of(model, t)] = batch->positions[t];
     for (int64_t document = 0; document < batch->documents; document++)
         for (int32_t t = batch->cu_seqlens[document]; t < batch->cu_seqlens[document + 1]; t++) {
-            view->sample[t] = batch->sample[document];
-            view->sample_position[t] = batch->first_position[document] + batch->positions[t];
+            int64_t place = place_of(model, t);
+            if (place < 0)
+                continue;
+            view->sample[place] = batch->sample[document];
+            view->sample_position[place] = batch->first_position[document] + batch->positions[t];
         }
+    for (int64_t i = 0; i < batch->label_rows; i++) {
+        int64_t place = place_of(model, batch->label_row[i]);
+        if (place < 0)
+            continue;
+        view->label_row[labels] = (int32_t)place;
+        view->label[labels++] = batch->label[i];
+    }
+}
+
+/* The whole micro-batch's; own: what this rank has of it. */
+static void fill(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch,
+                 const tsr_model_batch *own)
+{
+    const tsr_layout *layout = model->options.layout;
+    memcpy(view->cu_seqlens, batch->cu_seqlens, ((size_t)batch->documents + 1) * sizeof(int32_t));
+    fill_rows(model, view, batch);
     if (model->options.objective)
         fill_preference(model, view, batch);
     turn_as_long(model, view, batch);
-    move_labels(model, view, batch->label_rows);
+    move_labels(model, view, own->label_rows);
     if (!layout->embedding_whole)
-        look_up(view->embedding, model->host.embedding, row_bytes(layout->embedding), batch);
-    look_up(view->layer_rows, model->host.layer_rows, row_bytes(layout->layer_rows), batch);
+        look_up(model, view->embedding, model->host.embedding, row_bytes(layout->embedding), batch);
+    look_up(model, view->layer_rows, model->host.layer_rows, row_bytes(layout->layer_rows), batch);
 }
 
 tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
@@ -198,28 +240,31 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
     stage_view host;
     if (model->staged_count - model->released_count >= STAGES)
         return tsr_fail(TSR_EINVAL, "a third micro-batch is staged before one was released");
-    if (batch->tokens > bounds->tokens || batch->documents > bounds->documents ||
-        batch->label_rows > bounds->label_rows)
+    tsr_model_batch own = own_counts(model, batch);
+    if (own.tokens > bounds->tokens || own.documents > bounds->documents ||
+        own.label_rows > bounds->label_rows)
         return tsr_fail(TSR_EINTERNAL,
                         "a micro-batch of %lld tokens, %lld documents and %lld label rows; the "
                         "plan has room for %lld, %lld and %lld",
-                        (long long)batch->tokens, (long long)batch->documents,
-                        (long long)batch->label_rows, (long long)bounds->tokens,
-                        (long long)bounds->documents, (long long)bounds->label_rows);
-    s->batch = *batch;
+                        (long long)own.tokens, (long long)own.documents, (long long)own.label_rows,
+                        (long long)bounds->tokens, (long long)bounds->documents,
+                        (long long)bounds->label_rows);
+    s->batch = own;
+    s->all_tokens = batch->tokens;
+    s->active =
+        tsr_model_active(batch) && (own.tokens > 0 || batch->tokens > model->options.spans.rows);
     if (batch->range_count) {
         memcpy(s->range, batch->range, (size_t)batch->range_count * sizeof *s->range);
         s->batch.range = s->range;
     }
-    if (tsr_model_active(batch)) {
+    if (s->active) {
         uint64_t last = tsr_event_recorded(s->staged);
         if (last) /* the host side may be written again when its copy is done */
             TSR_TRY(tsr_event_wait_host(s->staged, last));
-        uint64_t bytes = lay_out(&host, s->host, &model->options, batch->tokens, batch->documents,
-                                 batch->label_rows);
-        lay_out(&s->view, s->device, &model->options, batch->tokens, batch->documents,
-                batch->label_rows);
-        fill(model, &host, batch);
+        uint64_t bytes =
+            lay_out(&host, s->host, &model->options, own.tokens, own.documents, own.label_rows);
+        lay_out(&s->view, s->device, &model->options, own.tokens, own.documents, own.label_rows);
+        fill(model, &host, batch, &own);
         divide(model, s, &host);
         s->lead_count = model->last_of ? chain_ids(model, &host, batch) : 0;
         if (tsr_event_recorded(s->released))
@@ -242,7 +287,7 @@ tsr_status tsr_model_unstage(tsr_model *model)
 tsr_status tsr_model_release(tsr_model *model)
 {
     stage *s = &model->stage[model->released_count % STAGES];
-    if (tsr_model_active(&s->batch))
+    if (s->active)
         TSR_TRY(tsr_event_record(s->released, model->compute));
     model->released_count++;
     return TSR_OK;

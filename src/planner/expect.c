@@ -1,5 +1,7 @@
 #include "planner/expect.h"
 
+#include "inputs/shared.h"
+
 #include <stdlib.h>
 
 #define WORD_BYTES 256 /* of the control word, about */
@@ -348,8 +350,9 @@ static void take_shape(costing *c, tsr_expectation *e)
         length = (double)stats->tokens / (double)stats->documents;
         all = (double)run->step_micro;
     } else {
-        int64_t ranks = c->view->ranks, micro = tsr_inputs_step_micro(inputs, (int)ranks);
-        e->rounds = (micro + ranks - 1) / ranks;
+        int64_t groups = tsr_inputs_groups(inputs, c->view->ranks);
+        int64_t micro = tsr_inputs_step_micro(inputs, c->view->ranks);
+        e->rounds = (micro + groups - 1) / groups;
         c->tokens = (double)inputs->bounds.tokens;
         c->label_rows = (double)inputs->bounds.label_rows;
         all = (double)micro;

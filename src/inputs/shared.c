@@ -1,0 +1,80 @@
+#include "inputs/shared.h"
+
+#include "kernels/spans.h"
+
+int tsr_inputs_groups(const tsr_inputs *inputs, int ranks)
+{
+    return ranks / (int)inputs->config.context_parallel_size;
+}
+
+static tsr_status check_ranks(const tsr_config *config, bool cuda, int ranks)
+{
+    int64_t size = config->context_parallel_size;
+    if (size > ranks || ranks % size)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: context_parallel_size is %lld, but the job has %d rank%s; it must "
+                        "divide them (mpirun -n; of a plan --ranks)",
+                        tsr_config_where(config, "context_parallel_size"), (long long)size, ranks,
+                        ranks == 1 ? "" : "s");
+    if (cuda && config->context_span % TSR_SPAN_STEP)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: context_span is %lld; with context_parallel_size %lld on GPUs it must "
+                        "be a multiple of %d",
+                        tsr_config_where(config, "context_span"), (long long)config->context_span,
+                        (long long)size, TSR_SPAN_STEP);
+    return TSR_OK;
+}
+
+/* The first node of a kind that needs whole micro-batches. */
+static const char *whole_node(const tsr_layout *layout)
+{
+    static const struct {
+        const tsr_node_kind *kind;
+        const char *what;
+    } kinds[] = {
+        {&tsr_node_convolution, "short convolutions"},
+        {&tsr_node_delta_rule, "gated delta rule layers"},
+        {&tsr_node_route, "experts"},
+    };
+    for (int layer = 0; layer < layout->layer_count; layer++) {
+        const tsr_block *block = layout->unit[layer].block;
+        for (int i = 0; i < block->node_count; i++)
+            for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+                if (block->node[i].kind == kinds[k].kind)
+                    return kinds[k].what;
+    }
+    return NULL;
+}
+
+tsr_status tsr_inputs_check_shared(const tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
+    const tsr_layout *layout = &inputs->layout;
+    if (config->context_parallel_size == 1)
+        return TSR_OK;
+    TSR_TRY(check_ranks(config, inputs->cuda, ranks));
+    const char *node = whole_node(layout);
+    const struct {
+        bool asked;
+        const char *key, *why;
+    } refused[] = {
+        {node != NULL, "model_name_or_path", node},
+        {config->objective.kind != TSR_OBJECTIVE_SFT, "objective",
+         "the loss of a pair needs both of its rows whole"},
+        {config->adapter_count > 1, "adapters", "several adapters in one run"},
+        {layout->embedding_count > 0 || layout->head_whole || layout->head_lora.r > 0 ||
+             layout->head_rows.count > 0,
+         "lora_target_modules",
+         "trained tables (modules_to_save, trainable_token_indices, a LoRA of embed_tokens or "
+         "lm_head): their gradients are summed over whole micro-batches"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (refused[i].asked)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: context_parallel_size %lld does not go with what %s names: %s; "
+                            "write context_parallel_size: 1",
+                            tsr_config_where(config, "context_parallel_size"),
+                            (long long)config->context_parallel_size, refused[i].key,
+                            refused[i].why);
+    return TSR_OK;
+}

@@ -1,0 +1,160 @@
+#include "model/attention_shared.h"
+
+#include "base/checked.h"
+
+enum { Q, K, V, O, D_O, D_Q, D_K, D_V, LSE, PACKED, VALUES };
+
+#define FORWARD_VALUES 4 /* q, k, v, o; and lse */
+
+/* All rows of each value; lse: [Hq, tokens], and packed the same span by span. */
+typedef struct {
+    tsr_context_rows value[VALUES];
+    uint64_t bytes;
+} all_rows;
+
+/* In this order from `base` on. A forward has no gradients. */
+static all_rows lay_out(char *base, const tsr_attention_shape *s, bool train)
+{
+    const int64_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim);
+    const uint64_t element = tsr_dtype_bytes(s->dtype);
+    const uint64_t q = (uint64_t)(s->q_heads * s->head_dim) * element;
+    const uint64_t k = (uint64_t)(s->kv_heads * s->head_dim) * element;
+    const uint64_t v = (uint64_t)(s->kv_heads * v_dim) * element;
+    const uint64_t o = (uint64_t)(s->q_heads * v_dim) * element;
+    const uint64_t lse = (uint64_t)s->q_heads * sizeof(float);
+    const uint64_t row[VALUES] = {q, k, v, o, o, q, k, v, lse, lse};
+    all_rows out = {0};
+    for (int i = 0; i < VALUES; i++) {
+        if (!train && ((i >= FORWARD_VALUES && i < LSE) || i == PACKED))
+            continue;
+        out.value[i] = (tsr_context_rows){base ? base + out.bytes : NULL, row[i]};
+        out.bytes += tsr_align_up((uint64_t)s->tokens * row[i], TSR_ALIGNMENT);
+    }
+    return out;
+}
+
+uint64_t tsr_attention_shared_bytes(const tsr_attention_bounds *bounds)
+{
+    const tsr_attention_shape shape = {.tokens = bounds->tokens,
+                                       .q_heads = bounds->q_heads,
+                                       .kv_heads = bounds->kv_heads,
+                                       .head_dim = bounds->head_dim,
+                                       .v_dim = bounds->v_dim,
+                                       .dtype = bounds->dtype};
+    return bounds->shared ? lay_out(NULL, &shape, bounds->train).bytes : 0;
+}
+
+/* In front of the kernels' workspace. */
+static all_rows take_rows(tsr_attention_shape *shape, bool train)
+{
+    all_rows rows = lay_out(shape->workspace, shape, train);
+    shape->workspace = (char *)shape->workspace + rows.bytes;
+    shape->workspace_bytes -= rows.bytes;
+    return rows;
+}
+
+/* ---- lse, whose rows are columns ---- */
+
+static tsr_status copy_span(const tsr_pass *pass, float *out, int64_t out_stride, const float *in,
+                            int64_t in_stride, int64_t heads, int64_t rows)
+{
+    return pass->context->kernels->copy_columns(pass->context->stream,
+                                                &(tsr_copy_columns_args){.out = out,
+                                                                         .in = in,
+                                                                         .rows = heads,
+                                                                         .columns = rows,
+                                                                         .out_stride = out_stride,
+                                                                         .in_stride = in_stride,
+                                                                         .in_dtype = TSR_F32,
+                                                                         .dtype = TSR_F32,
+                                                                         .scale = 1});
+}
+
+/* own [Hq, own tokens]: out of all, or into its packed spans. */
+static tsr_status move_own_lse(const tsr_pass *pass, const tsr_attention_shape *s, float *own,
+                               const all_rows *all, bool out)
+{
+    int64_t own_tokens = pass->batch->tokens;
+    float *lse = all->value[LSE].all, *packed = all->value[PACKED].all;
+    for (int64_t first = 0; first < s->tokens; first += s->spans.rows) {
+        int64_t rest = s->tokens - first, rows = rest < s->spans.rows ? rest : s->spans.rows;
+        if (!tsr_row_is_own(&s->spans, first))
+            continue;
+        float *at = own + tsr_spans_place(&s->spans, first);
+        TSR_TRY(out ? copy_span(pass, at, own_tokens, lse + first, s->tokens, s->q_heads, rows)
+                    : copy_span(pass, packed + first * s->q_heads, rows, at, own_tokens, s->q_heads,
+                                rows));
+    }
+    return TSR_OK;
+}
+
+static tsr_status unpack_lse(const tsr_pass *pass, const tsr_attention_shape *s,
+                             const all_rows *all)
+{
+    float *lse = all->value[LSE].all, *packed = all->value[PACKED].all;
+    for (int64_t first = 0; first < s->tokens; first += s->spans.rows) {
+        int64_t rest = s->tokens - first, rows = rest < s->spans.rows ? rest : s->spans.rows;
+        TSR_TRY(copy_span(pass, lse + first, s->tokens, packed + first * s->q_heads, rows,
+                          s->q_heads, rows));
+    }
+    return TSR_OK;
+}
+
+/* ---- both directions ---- */
+
+tsr_status tsr_attention_shared(const tsr_pass *pass, const tsr_attention_args *args)
+{
+    tsr_context *context = pass->batch->shared;
+    tsr_attention_args whole = *args;
+    int64_t tokens = args->shape.tokens;
+    all_rows all = take_rows(&whole.shape, false);
+    const void *own[] = {args->q, args->k, args->v};
+    for (int i = Q; i <= V; i++)
+        TSR_TRY(tsr_context_place(context, &all.value[i], own[i], tokens));
+    TSR_TRY(tsr_context_gather(context, &all.value[K], 2, tokens));
+    whole.q = all.value[Q].all;
+    whole.k = all.value[K].all;
+    whole.v = all.value[V].all;
+    whole.o = all.value[O].all;
+    whole.lse = all.value[LSE].all;
+    TSR_TRY(pass->context->kernels->attention(pass->context->stream, &whole));
+    TSR_TRY(tsr_context_take(context, args->o, &all.value[O], tokens));
+    return move_own_lse(pass, &args->shape, args->lse, &all, true);
+}
+
+static tsr_status gather_for_backward(const tsr_pass *pass, const tsr_attention_backward_args *args,
+                                      const all_rows *all)
+{
+    tsr_context *context = pass->batch->shared;
+    int64_t tokens = args->shape.tokens;
+    const void *own[] = {args->q, args->k, args->v, args->o, args->d_o};
+    for (int i = Q; i <= D_O; i++)
+        TSR_TRY(tsr_context_place(context, &all->value[i], own[i], tokens));
+    TSR_TRY(move_own_lse(pass, &args->shape, (float *)args->lse, all, false));
+    TSR_TRY(tsr_context_gather(context, &all->value[Q], D_O + 1, tokens));
+    TSR_TRY(tsr_context_gather(context, &all->value[PACKED], 1, tokens));
+    return unpack_lse(pass, &args->shape, all);
+}
+
+tsr_status tsr_attention_shared_backward(const tsr_pass *pass,
+                                         const tsr_attention_backward_args *args)
+{
+    tsr_attention_backward_args whole = *args;
+    all_rows all = take_rows(&whole.shape, true);
+    TSR_TRY(gather_for_backward(pass, args, &all));
+    whole.q = all.value[Q].all;
+    whole.k = all.value[K].all;
+    whole.v = all.value[V].all;
+    whole.o = all.value[O].all;
+    whole.d_o = all.value[D_O].all;
+    whole.lse = all.value[LSE].all;
+    whole.dq = all.value[D_Q].all;
+    whole.dk = all.value[D_K].all;
+    whole.dv = all.value[D_V].all;
+    TSR_TRY(pass->context->kernels->attention_backward(pass->context->stream, &whole));
+    void *const result[] = {args->dq, args->dk, args->dv};
+    for (int i = 0; i < 3; i++)
+        TSR_TRY(tsr_context_take(pass->batch->shared, result[i], &all.value[D_Q + i],
+                                 args->shape.tokens));
+    return TSR_OK;
+}

@@ -1,0 +1,113 @@
+#include "shard/context.h"
+
+#include <stdlib.h>
+
+struct tsr_context {
+    tsr_comm *comm;
+    tsr_stream *compute, *collectives;
+    tsr_event *placed, *arrived;
+    tsr_spans spans;
+};
+
+tsr_status tsr_context_create(tsr_context **out, tsr_comm *comm, tsr_stream *compute,
+                              tsr_stream *collectives, int64_t span_rows)
+{
+    tsr_device *device = tsr_stream_device(compute);
+    tsr_context *context = calloc(1, sizeof *context);
+    if (!context)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the ranks that share micro-batches");
+    *context = (tsr_context){.comm = comm,
+                             .compute = compute,
+                             .collectives = collectives,
+                             .spans = {span_rows, tsr_comm_size(comm), tsr_comm_rank(comm)}};
+    tsr_status status = tsr_event_create(&context->placed, device);
+    if (status == TSR_OK)
+        status = tsr_event_create(&context->arrived, device);
+    if (status == TSR_OK)
+        *out = context;
+    else
+        tsr_context_destroy(context);
+    return status;
+}
+
+void tsr_context_destroy(tsr_context *context)
+{
+    if (!context)
+        return;
+    tsr_event_destroy(context->placed);
+    tsr_event_destroy(context->arrived);
+    free(context);
+}
+
+tsr_spans tsr_context_spans(const tsr_context *context)
+{
+    return context ? context->spans : (tsr_spans){0};
+}
+
+/* Bytes from a row on. */
+static char *row_at(void *rows, int64_t row, uint64_t row_bytes)
+{
+    return (char *)rows + (uint64_t)row * row_bytes;
+}
+
+static uint64_t span_bytes(const tsr_spans *spans, int64_t first, int64_t tokens,
+                           uint64_t row_bytes)
+{
+    int64_t rest = tokens - first;
+    return (uint64_t)(rest < spans->rows ? rest : spans->rows) * row_bytes;
+}
+
+/* Own spans, into their places or out of them. */
+static tsr_status copy_own(tsr_context *context, const tsr_context_rows *rows, void *own,
+                           int64_t tokens, bool out)
+{
+    const tsr_spans *spans = &context->spans;
+    for (int64_t first = 0; first < tokens; first += spans->rows) {
+        if (!tsr_row_is_own(spans, first))
+            continue;
+        char *in_all = row_at(rows->all, first, rows->row_bytes);
+        char *in_own = row_at(own, tsr_spans_place(spans, first), rows->row_bytes);
+        TSR_TRY(tsr_stream_copy(context->compute, out ? in_own : in_all, out ? in_all : in_own,
+                                span_bytes(spans, first, tokens, rows->row_bytes)));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_context_place(tsr_context *context, const tsr_context_rows *rows, const void *own,
+                             int64_t tokens)
+{
+    return copy_own(context, rows, (void *)own, tokens, false);
+}
+
+tsr_status tsr_context_take(tsr_context *context, void *own, const tsr_context_rows *rows,
+                            int64_t tokens)
+{
+    return copy_own(context, rows, own, tokens, true);
+}
+
+static tsr_status send(tsr_context *context, const tsr_context_rows *rows, int64_t tokens)
+{
+    const tsr_spans *spans = &context->spans;
+    for (int64_t first = 0; first < tokens; first += spans->rows)
+        TSR_TRY(tsr_comm_broadcast(context->comm, context->collectives,
+                                   row_at(rows->all, first, rows->row_bytes),
+                                   span_bytes(spans, first, tokens, rows->row_bytes),
+                                   tsr_span_owner(spans, first / spans->rows)));
+    return TSR_OK;
+}
+
+/* What `stream` is given from here on comes after what `other` has. */
+static tsr_status follow(tsr_stream *stream, tsr_event *event, tsr_stream *other)
+{
+    TSR_TRY(tsr_event_record(event, other));
+    return tsr_stream_wait(stream, event, tsr_event_recorded(event));
+}
+
+tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows, int count,
+                              int64_t tokens)
+{
+    TSR_TRY(follow(context->collectives, context->placed, context->compute));
+    for (int i = 0; i < count; i++)
+        TSR_TRY(send(context, &rows[i], tokens));
+    return follow(context->compute, context->arrived, context->collectives);
+}

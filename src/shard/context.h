@@ -1,0 +1,47 @@
+/*
+ * shard/context.h: the ranks that share micro-batches, and the rows of all of them brought together.
+ *
+ * Each rank has the rows of its own spans (kernels/spans.h), one span behind the other. What needs all rows of a value, as
+ * attention does, gets them in the order of the micro-batch. Rows are copied and nothing is added up: so the bits are
+ * those of one rank.
+ *
+ * Order    All ranks of a group make the same calls in the same order, among the other collectives of a run.
+ * Threads  One issues, the same as the executor's.
+ * Errors   As of every collective (comm/comm.h).
+ */
+#ifndef TSR_SHARD_CONTEXT_H
+#define TSR_SHARD_CONTEXT_H
+
+#include "comm/comm.h"
+#include "kernels/spans.h"
+
+typedef struct tsr_context tsr_context;
+
+/* comm: of the ranks that share, in the order of their spans; for memory of the streams' device. Borrowed, as the streams
+ * are. On success the caller owns *out. */
+tsr_status tsr_context_create(tsr_context **out, tsr_comm *comm, tsr_stream *compute,
+                              tsr_stream *collectives, int64_t span_rows);
+/* When the streams are idle. NULL is fine. */
+void tsr_context_destroy(tsr_context *context);
+
+/* Which rows are this rank's; of NULL: all. */
+tsr_spans tsr_context_spans(const tsr_context *context);
+
+/* A value of a micro-batch: a row of `row_bytes` for each token of all ranks. */
+typedef struct {
+    void *all; /* [tokens] */
+    uint64_t row_bytes;
+} tsr_context_rows;
+
+/* Copies the rows of this rank, [tsr_spans_own_rows], to their places among all, or from there. On compute. */
+tsr_status tsr_context_place(tsr_context *context, const tsr_context_rows *rows, const void *own,
+                             int64_t tokens);
+tsr_status tsr_context_take(tsr_context *context, void *own, const tsr_context_rows *rows,
+                            int64_t tokens);
+
+/* Gives every rank all rows of `count` values, of which each has its own in their places: compute's next work finds
+ * them. */
+tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows, int count,
+                              int64_t tokens);
+
+#endif
