@@ -272,7 +272,9 @@ static tsr_array array_of(const walk *w, const tsr_layer_program *program, int v
     if (!v->statistic)
         return (tsr_array){w->options->dtype, w->tokens, width};
     if (v->fixed)
-        return (tsr_array){TSR_F32, width * w->tokens + v->fixed, 1};
+        return (tsr_array){
+            TSR_F32, tsr_value_bytes(program, value, (int64_t)w->tokens, TSR_F32) / sizeof(float),
+            1};
     return width == 1 ? (tsr_array){TSR_F32, w->tokens, 1} : (tsr_array){TSR_F32, width, w->tokens};
 }
 

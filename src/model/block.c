@@ -1,5 +1,7 @@
 #include "model/block.h"
 
+#include "base/checked.h"
+
 #include "kernels/routes.h"
 #include "model/node.h"
 
@@ -305,7 +307,8 @@ tsr_block_routes tsr_block_route(tsr_block *b, int16_t x, const tsr_router_names
     out.routes =
         add_output(b, node, TSR_ROUTE_ROUTES,
                    (tsr_value_name){"routes", "which tokens go to which experts"}, 3 * k, true);
-    b->value[out.routes].fixed = tsr_routes_bytes(0, 0, (int64_t)experts) / sizeof(int32_t);
+    b->value[out.routes].fixed = /* what the next tile has lies on 64 bytes at least */
+        tsr_align_up(tsr_routes_bytes(0, 0, (int64_t)experts), TSR_ALIGNMENT) / sizeof(int32_t);
     b->value[out.routes].index = true;
     add_output(b, node, TSR_ROUTE_LOGITS, (tsr_value_name){"logits", "of the router"}, experts,
                true);

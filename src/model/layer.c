@@ -38,10 +38,12 @@ static uint64_t part_offset(const tsr_pass *pass, const tsr_value *value)
 static void *rows_at(void *address, const tsr_pass *pass, const tsr_layer_program *program,
                      int value, int64_t first)
 {
-    bool statistic = pass->block->value[value].statistic;
-    uint64_t element = statistic ? sizeof(float) : tsr_dtype_bytes(pass->context->dtype);
-    uint64_t offset = (uint64_t)first * tsr_value_width(program, value) * element;
-    return address ? (char *)address + offset : NULL;
+    const tsr_value *v = &pass->block->value[value];
+    uint64_t element = v->statistic ? sizeof(float) : tsr_dtype_bytes(pass->context->dtype);
+    uint64_t count = (uint64_t)first * tsr_value_width(program, value);
+    if (v->fixed && first > 0)
+        count += (uint64_t)(first / program->tile_rows) * v->fixed;
+    return address ? (char *)address + count * element : NULL;
 }
 
 /* From the rows on that the pass begins with, where all rows are there. */

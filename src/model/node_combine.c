@@ -92,6 +92,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_combine = {.name = "combine",
+                                        .row_wise = true,
                                         .rows = TSR_NONE,
                                         .forward = forward,
                                         .backward = backward,

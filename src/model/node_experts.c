@@ -365,6 +365,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_experts = {.name = "experts",
+                                        .row_wise = true,
                                         .adds = true,
                                         .rows = TSR_NONE,
                                         .forward = forward,

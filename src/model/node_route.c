@@ -133,6 +133,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_route = {.name = "route",
+                                      .row_wise = true,
                                       .adds = true,
                                       .rows = TSR_NONE,
                                       .forward = forward,

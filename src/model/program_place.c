@@ -72,7 +72,10 @@ uint64_t tsr_value_bytes(const tsr_layer_program *program, int value, int64_t to
 {
     const tsr_value *v = &program->block->value[value];
     uint64_t element = v->statistic ? sizeof(float) : tsr_dtype_bytes(dtype);
-    uint64_t count = tsr_value_width(program, value) * (uint64_t)tokens + v->fixed;
+    uint64_t tiles = 1; /* of which each has what is fixed beside its own rows */
+    if (program->tile_rows)
+        tiles = tsr_ceil_div((uint64_t)tokens, (uint64_t)program->tile_rows);
+    uint64_t count = tsr_value_width(program, value) * (uint64_t)tokens + tiles * v->fixed;
     return tsr_align_up(count * element, TSR_ALIGNMENT);
 }
 
@@ -628,11 +631,13 @@ static void place_all(placing *p)
     tsr_layer_program *program = p->program;
     for (int i = 0; i < program->block->node_count; i++) {
         const tsr_node *node = &program->block->node[i];
+        tsr_attention_bounds bounds = p->sizes->attention;
+        if (program->tiled[i])
+            bounds.own_tokens = program->tile_rows;
         if (node->kind->workspace) /* what lies behind it begins on a boundary too */
-            program->workspace_bytes[i] =
-                tsr_align_up(node->kind->workspace(node, program->traits, p->sizes->kernels,
-                                                   p->sizes->attention),
-                             TSR_ALIGNMENT);
+            program->workspace_bytes[i] = tsr_align_up(
+                node->kind->workspace(node, program->traits, p->sizes->kernels, bounds),
+                TSR_ALIGNMENT);
     }
     add_values(p, &p->forward, p->value_forward, &program->forward, true);
     add_values(p, &p->backward, p->value_backward, &program->remade, false);

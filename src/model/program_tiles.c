@@ -63,12 +63,17 @@ int tsr_tile_kinds(tsr_tile_kind out[2], const tsr_layer_program *p, int node, i
 
 /* ---- gradients of adapters ---- */
 
+static bool has_stack(const tsr_node *node)
+{
+    bool experts = node->kind == &tsr_node_experts || node->kind == &tsr_node_combine;
+    return experts && node->weight[0] != TSR_NONE;
+}
+
 /* Of the experts of a stack. */
 static int stack_gradients(tsr_step_gradient out[2], const tsr_layer_program *p,
                            const tsr_node *node)
 {
-    if ((node->kind != &tsr_node_experts && node->kind != &tsr_node_combine) ||
-        node->weight[0] == TSR_NONE)
+    if (!has_stack(node))
         return 0;
     int16_t weight = (int16_t)tsr_stack_weight(node->weight[0]);
     const tsr_stack *stack = &p->block->stack[node->weight[0]];
@@ -145,6 +150,8 @@ static void see_forward(tsr_tile_groups *g, const tsr_block *b, const tsr_step *
         if (node->out[i] == TSR_NONE)
             continue;
         tsr_tile_group_join(&g->value[node->out[i]], group);
+        if (has_stack(node))
+            tsr_tile_group_join(&g->value[b->stack[node->weight[0]].low], group);
         if (node->kind == &tsr_node_linear) {
             tsr_tile_group_join(&g->value[b->matrix[node->weight[i]].low], group);
             tsr_tile_group_join(&g->value[b->matrix[node->weight[i]].inner], group);
