@@ -34,7 +34,6 @@ static const char *whole_node(const tsr_layout *layout)
     } kinds[] = {
         {&tsr_node_convolution, "short convolutions"},
         {&tsr_node_delta_rule, "gated delta rule layers"},
-        {&tsr_node_route, "experts"},
     };
     for (int layer = 0; layer < layout->layer_count; layer++) {
         const tsr_block *block = layout->unit[layer].block;

@@ -36,7 +36,7 @@ static __global__ void __launch_bounds__(THREADS)
         part[e] = all ? __dmul_rn(f, __ddiv_rn(sum, (double)all)) : 0;
     }
     __syncthreads();
-    if (threadIdx.x)
+    if (threadIdx.x || !a.loss)
         return;
     double aux = 0;
     for (int64_t e = 0; e < a.experts; e++)
@@ -48,7 +48,8 @@ extern "C" tsr_status tsr_balance_cuda(tsr_stream *stream, const tsr_balance_arg
 {
     TSR_TRY(tsr_balance_check(args));
     int64_t count = args->layers * args->experts;
-    TSR_LAUNCH(add_loads, (unsigned)((count + THREADS - 1) / THREADS), THREADS, stream, *args);
+    if (args->load)
+        TSR_LAUNCH(add_loads, (unsigned)((count + THREADS - 1) / THREADS), THREADS, stream, *args);
     if (args->gradient)
         TSR_LAUNCH(auxiliary_loss, 1, THREADS, stream, *args);
     return tsr_launched("balance");

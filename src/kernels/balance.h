@@ -23,9 +23,9 @@
 typedef struct {
     const int64_t *count; /* [layers, experts] of the micro-batch (route_stats) */
     const int64_t *prob;  /* [experts], all layers' (route_stats); with gradient or loss */
-    int64_t *load;        /* [layers, experts], added to */
+    int64_t *load;        /* [layers, experts], added to; NULL: another rank adds these counts */
     float *gradient;      /* [experts]; NULL: no auxiliary loss */
-    int64_t *loss;        /* with gradient: added to */
+    int64_t *loss;        /* with gradient: added to; NULL likewise */
     int64_t tokens, layers, experts;
     double weight;
 } tsr_balance_args;

@@ -14,9 +14,8 @@ tsr_status tsr_balance_check(const tsr_balance_args *args)
     TSR_EXPECT(args->layers > 0 && args->experts > 0 && args->experts <= TSR_ROUTE_MOST_EXPERTS &&
                    args->tokens >= 0,
                op, "layers, experts or tokens is out of range");
-    TSR_EXPECT(args->count && args->load, op, "count or load is NULL");
-    TSR_EXPECT(!args->gradient || (args->prob && args->loss), op,
-               "the auxiliary loss needs prob and loss");
+    TSR_EXPECT(args->count, op, "count is NULL");
+    TSR_EXPECT(!args->gradient || args->prob, op, "the auxiliary loss needs prob");
     return TSR_OK;
 }
 
@@ -26,7 +25,7 @@ tsr_status tsr_balance_ref(const tsr_balance_args *args, tsr_pool *pool)
     TSR_TRY(tsr_balance_check(args));
     int64_t experts = args->experts, all = args->layers * args->tokens;
     double aux = 0;
-    for (int64_t i = 0; i < args->layers * experts; i++)
+    for (int64_t i = 0; i < args->layers * experts && args->load; i++)
         args->load[i] += args->count[i];
     if (!args->gradient)
         return TSR_OK;
@@ -39,7 +38,8 @@ tsr_status tsr_balance_ref(const tsr_balance_args *args, tsr_pool *pool)
         args->gradient[e] = all ? (float)(args->weight * (double)experts * f / (double)all) : 0;
         aux += all ? f * (sum / (double)all) : 0;
     }
-    *args->loss += llrint(ldexp((double)experts * aux, TSR_BALANCE_SHIFT));
+    if (args->loss)
+        *args->loss += llrint(ldexp((double)experts * aux, TSR_BALANCE_SHIFT));
     return TSR_OK;
 }
 

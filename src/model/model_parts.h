@@ -179,6 +179,13 @@ tsr_status tsr_model_place_mixed(tsr_layer_gradients *out, const tsr_model *mode
 /* The context of the linears for a micro-batch. */
 tsr_linear_context tsr_model_context(const tsr_model *model);
 
+/* Whether several ranks have rows of the micro-batch that is computed. */
+static inline bool tsr_model_is_shared(const tsr_model *model)
+{
+    return tsr_spans_shared(&model->options.spans) &&
+           tsr_model_current(model)->all_tokens > model->options.spans.rows;
+}
+
 /* router.c: numbers them; what has a life of its own; where the router of a layer counts, and its correction (NULL: that of
  * its vectors); before the first layer of any micro-batch; before that of one that trains, and after its last one. */
 void tsr_model_number_routers(tsr_model *model);

@@ -95,20 +95,26 @@ tsr_status tsr_model_clear_counts(const tsr_model *model)
     return tsr_stream_fill(model->compute, routers->count, 0, count * sizeof *routers->count);
 }
 
-/* After its last one. */
+/* After its last one. The auxiliary loss is of all ranks' tokens: the first one that shares the micro-batch adds what is
+ * of all. */
 tsr_status tsr_model_balance(const tsr_model *model)
 {
     const stage *s = tsr_model_current(model);
     const router_state *routers = &model->routers;
     bool weighs = s->batch.aux_weight > 0;
+    bool pooled = weighs && tsr_model_is_shared(model);
+    bool adds = !pooled || model->options.spans.rank == 0;
+    if (pooled)
+        TSR_TRY(tsr_context_sum(model->shared, routers->count,
+                                (uint64_t)((routers->routers + 1) * routers->experts)));
     return model->options.kernels->balance(
         model->compute,
         &(tsr_balance_args){.count = routers->count,
                             .prob = routers->count + routers->routers * routers->experts,
-                            .load = routers->load,
+                            .load = adds ? routers->load : NULL,
                             .gradient = weighs ? routers->aux : NULL,
-                            .loss = model->sums.aux,
-                            .tokens = s->batch.tokens,
+                            .loss = adds ? model->sums.aux : NULL,
+                            .tokens = s->all_tokens,
                             .layers = routers->routers,
                             .experts = routers->experts,
                             .weight = s->batch.aux_weight});

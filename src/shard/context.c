@@ -111,3 +111,10 @@ tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows
         TSR_TRY(send(context, &rows[i], tokens));
     return follow(context->compute, context->arrived, context->collectives);
 }
+
+tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count)
+{
+    TSR_TRY(follow(context->collectives, context->placed, context->compute));
+    TSR_TRY(tsr_comm_all_reduce(context->comm, context->collectives, data, count, TSR_SUM));
+    return follow(context->compute, context->arrived, context->collectives);
+}

@@ -44,4 +44,7 @@ tsr_status tsr_context_take(tsr_context *context, void *own, const tsr_context_r
 tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows, int count,
                               int64_t tokens);
 
+/* Integers of all ranks added up, in place. */
+tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count);
+
 #endif

@@ -1,6 +1,6 @@
 /*
  * Jobs on a model with experts: the same bits and exactly the planned memory for every recomputation, home and
- * unit_policy, with what is offloaded, on 1 to 4 ranks; with adapters on attention alone, on everything and on experts
+ * unit_policy, with what is offloaded, on 1 to 4 ranks, which may share long micro-batches; with adapters on attention alone, on everything and on experts
  * alone.
  *
  *     test_job_experts                        on the CPU
@@ -118,6 +118,43 @@ static void test_experts_alone(void **state)
                 "40KiB");
 }
 
+/* Micro-batches longer than a tile, which one rank has or several share. */
+static void test_tiles(void **state)
+{
+    static const char keys[] =
+        "context_span: 16\nper_device_train_batch_size: 2\nlora_target_modules: all-linear\n"
+        "router_aux_loss_coef: 0.1\nmoe_capacity_factor: 1.5\n";
+    static const struct {
+        int ranks;
+        const char *config;
+    } ways[] = {
+        {1, "gradient_checkpointing: sqrt\nunit_policy: [self_attn, mlp.experts]\n"},
+        {2, "context_parallel_size: 2\ngradient_checkpointing: none\n"},
+        {3, "context_parallel_size: 3\ngradient_checkpointing: full\nactivation_offloading: true\n"
+            "unit_policy: [experts]\n"},
+        {4, "context_parallel_size: 2\ngradient_checkpointing: selective\noffload: sharded\n"},
+    };
+    char config[4096];
+    job_result reference, result;
+    (void)state;
+    configure(config, keys, "", "");
+    job_run(&reference, 1, config);
+    if (reference.status != 0)
+        fail_msg("%s", reference.message);
+    for (size_t i = 0; i < COUNT(ways); i++) {
+        if (job_ranks(ways[i].ranks) != ways[i].ranks)
+            continue;
+        configure(config, keys, ways[i].config, "");
+        job_run(&result, ways[i].ranks, config);
+        if (result.status != 0)
+            fail_msg("{%s}: %s", ways[i].config, result.message);
+        job_assert_plan(&result, ways[i].ranks, ways[i].config);
+        job_assert_same(&reference, &result, ways[i].config);
+        job_result_free(&result);
+    }
+    job_result_free(&reference);
+}
+
 /* The largest |value| of a tensor of the last run, or of its difference to `other`, which is replaced by it. */
 static float largest(const char *name, float other[4096])
 {
@@ -230,8 +267,9 @@ int main(int argc, char **argv)
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention),     cmocka_unit_test(test_all),
-        cmocka_unit_test(test_experts_alone), cmocka_unit_test(test_faster),
-        cmocka_unit_test(test_resume),        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_experts_alone), cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_faster),        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }
