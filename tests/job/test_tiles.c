@@ -139,7 +139,8 @@ static void test_lora(void **state)
 {
     (void)state;
     run_adapter("LoRA", "lora_r: 4\n", false);
-    run_adapter("LoRA, dropout", "lora_r: 4\nlora_dropout: 0.1\n", false);
+    run_adapter("LoRA, dropout", "lora_r: 4\nlora_dropout: 0.1\nlabel_smoothing_factor: 0.1\n",
+                false);
 }
 
 static void test_dora(void **state)
