@@ -40,7 +40,7 @@ typedef struct {
     const void *x;  /* [tokens, d]: the forward's x_out */
     const float *rstd;
     tsr_frozen w;
-    void *dx; /* [tokens, d]; may be dh */
+    void *dx; /* [tokens, d]; may be dh, or x if overwritten */
     int64_t tokens, d;
     bool overwrite; /* true: dx is written; false: added to */
     tsr_dtype dtype;

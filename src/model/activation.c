@@ -365,16 +365,17 @@ void tsr_activations_kept(void *out[TSR_BLOCK_VALUES], const tsr_activations *ac
 static uint64_t cut_head(region *to, const walk *w, tsr_activations *out)
 {
     uint64_t element = tsr_dtype_bytes(w->options->dtype);
-    uint64_t stream = w->tokens * w->d * element, r = w->options->layout->head_lora.r;
+    const tsr_layout *layout = w->options->layout;
+    uint64_t r = layout->head_lora.r, span = (uint64_t)tsr_activation_span_rows(w->options);
     uint64_t width = w->d + r, floats = w->rows * width * sizeof(float);
-    uint64_t chunk = tsr_layout_chunk_rows(w->options->layout);
+    uint64_t chunk = tsr_layout_chunk_rows(layout);
     bool train = w->options->train;
-    out->head.h = cut(to, stream);
+    out->head.h_whole = !span || layout->head_whole || layout->head_rows.count;
+    out->head.h = cut(to, (out->head.h_whole ? w->tokens : span) * w->d * element);
     out->head.d_h = out->head.h; /* h was read by then */
-    out->head.x = cut(to, stream);
     out->head.rstd = cut(to, w->tokens * sizeof(float));
     out->head.rows = cut(to, w->rows * width * element);
-    if (w->options->layout->scores) {
+    if (layout->scores) {
         out->head.score_gradient = cut(to, train ? w->d * sizeof(float) : 0);
         return to->used;
     }
@@ -520,6 +521,7 @@ static tsr_status take_backward(const walk *w, tsr_activations *out, const exten
     uint64_t columns = partial_columns(w);
     uint64_t rows = columns ? (uint64_t)w->options->kernels->partial_rows : 0;
     TSR_TRY(take_rows(w, &out->dx, "dx", "gradient of the residual stream", w->d));
+    out->head.x = out->dx;
     TSR_TRY(take_floats(w, &out->context.partials, "partial sums", "DoRA: dm, summed over tokens",
                         rows, columns));
     TSR_TRY(take(w, &out->context.d_low, "scratch d_low", "gradient of x A", e->low_rows));

@@ -105,8 +105,12 @@ typedef struct {
     tsr_linear_context context;  /* its scratch pointers */
     void *dx;                    /* [T, d]: the gradient of the residual stream */
     void *shared[TSR_SHARED_SLOTS], *shared_gradient[TSR_SHARED_SLOTS]; /* [T, the slot's width] */
-    struct {                                                            /* in the scratch */
-        void *x, *h, *d_h; /* [T, d]: what the final norm reads and makes, and its gradient */
+    /* In the scratch, but for x, what the final norm reads, which is dx until the head's backward makes dx of it; NULL: the
+     * model only evaluates. h is what the norm makes, d_h its gradient, both of one span's tokens at a time. h_whole: h is of
+     * all tokens, for gradients of the head's own rows read it again. */
+    struct {
+        void *x, *h, *d_h;
+        bool h_whole;
         float *rstd;
         void *rows; /* [R, d]: label rows of h; then their gradient */
         /* With a LoRA of the head, d + r columns wide: [rows, scale low] is `rows` then, with the gradient of it, a chunk

@@ -71,7 +71,8 @@ static tsr_status gather(const tsr_model *model, void *out, const void *h, const
 /* h of a span's tokens. */
 static void *h_of(const tsr_model *model, const head_span *span)
 {
-    return rows_at(model, model->activations.head.h, span->first, width(model));
+    const tsr_activations *a = &model->activations;
+    return rows_at(model, a->head.h, a->head.h_whole ? span->first : 0, width(model));
 }
 
 static tsr_status begin_span(tsr_model *model, const tsr_layer *layer, const head_span *span)

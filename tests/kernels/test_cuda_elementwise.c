@@ -254,8 +254,10 @@ static void norm_case(int64_t tokens, int64_t d, tsr_dtype dtype, norm_kind k)
     end_case();
 }
 
+typedef enum { OVER_NONE, OVER_DH, OVER_X } dx_place;
+
 static void norm_backward_case(int64_t tokens, int64_t d, tsr_dtype dtype, bool overwrite,
-                               bool alias)
+                               dx_place place)
 {
     if (!cuda_turn())
         return;
@@ -267,7 +269,7 @@ static void norm_backward_case(int64_t tokens, int64_t d, tsr_dtype dtype, bool 
     tsr_rms_norm_backward_args ref = {dh.host, x.host, rstd.host, on_host(w), dx,
                                       tokens,  d,      overwrite, TSR_F32};
     RUN(tsr_rms_norm_backward_ref(&ref, rig.pool));
-    output out = alias ? over(dh, count, dtype) : over(old, count, dtype);
+    output out = over(place == OVER_DH ? dh : place == OVER_X ? x : old, count, dtype);
     tsr_rms_norm_backward_args args = {
         dh.device,  x.device, rstd.device, on_device(w, overwrite ? TSR_F32 : TSR_BF16),
         out.device, tokens,   d,           overwrite,
@@ -306,9 +308,10 @@ static void norms_match(void **state)
                     if ((tokens * d < 200000 || j == 4 || j == 1) &&
                         (all_dtypes[k] != TSR_F16 || kinds[j].scale == 0))
                         norm_case(tokens, d, all_dtypes[k], kinds[j]);
-                norm_backward_case(tokens, d, all_dtypes[k], true, false);
-                norm_backward_case(tokens, d, all_dtypes[k], true, true);
-                norm_backward_case(tokens, d, all_dtypes[k], false, false);
+                norm_backward_case(tokens, d, all_dtypes[k], true, OVER_NONE);
+                norm_backward_case(tokens, d, all_dtypes[k], true, OVER_DH);
+                norm_backward_case(tokens, d, all_dtypes[k], true, OVER_X);
+                norm_backward_case(tokens, d, all_dtypes[k], false, OVER_NONE);
             }
     shift = 0;
 }
