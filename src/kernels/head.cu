@@ -76,6 +76,7 @@ extern "C" tsr_status tsr_head_begin_cuda(tsr_stream *stream, const tsr_head_beg
                                 "head_begin"));
     if (args->state.acc) {
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.acc, 0, bytes, cuda), "head_begin"));
+        bytes = bytes / sizeof(float) * tsr_dtype_bytes(args->state.wy_dtype);
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.wy, 0, bytes, cuda), "head_begin"));
     }
     return tsr_launched("head_begin");
@@ -156,8 +157,7 @@ static __device__ __forceinline__ void store_weights(void *row, int64_t at, cons
 
 static __device__ void copy_label_row(const weigh_args *a, int64_t row, int64_t label, float slope)
 {
-    float *wy = a->state.wy + row * a->d;
-    int64_t from = label * a->d;
+    int64_t from = label * a->d, to = row * a->d;
     if (a->vectors) {
         float value[TSR_VECTOR];
         for (int64_t i = (int64_t)threadIdx.x * TSR_VECTOR; i < a->d;
@@ -166,12 +166,13 @@ static __device__ void copy_label_row(const weigh_args *a, int64_t row, int64_t 
 #pragma unroll
             for (int j = 0; j < TSR_VECTOR; j++)
                 value[j] *= slope;
-            tsr_store8(wy, i, value, TSR_F32);
+            tsr_store8(a->state.wy, to + i, value, a->state.wy_dtype);
         }
         return;
     }
     for (int64_t i = threadIdx.x; i < a->d; i += blockDim.x)
-        wy[i] = slope * tsr_load(a->w, from + i, a->dtype);
+        tsr_store(a->state.wy, to + i, slope * tsr_load(a->w, from + i, a->dtype),
+                  a->state.wy_dtype);
 }
 
 static __device__ void shrink_acc(const weigh_args *a, int64_t row, float factor)
@@ -441,7 +442,8 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
         weigh.state.squares = s->squares + row;
     if (s->acc) {
         weigh.state.acc = s->acc + row * d;
-        weigh.state.wy = s->wy + row * d;
+        weigh.state.wy = (char *)s->wy + row * d * tsr_dtype_bytes(s->wy_dtype);
+        weigh.state.wy_dtype = s->wy_dtype;
     }
     weigh.labels = args->labels + row;
     weigh.w = tile->w;

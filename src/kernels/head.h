@@ -47,13 +47,15 @@
 #define TSR_HEAD_PARTS                                                                             \
     64 /* sums that W's rows go to, so that each is short and they are made side by side */
 
-/* What is carried from chunk to chunk; borrowed buffers, all fp32. */
+/* What is carried from chunk to chunk; borrowed buffers, all fp32 but wy. */
 typedef struct {
     float *max, *sum, *label_logit; /* [rows] each */
-    float *acc, *wy;                /* [rows, d] each; both NULL: the loss only */
+    float *acc;                     /* [rows, d]; NULL with wy: the loss only */
+    void *wy;                       /* [rows, d] of wy_dtype */
     float *rival, *spread;          /* [rows] each; both NULL: neither accuracy nor entropy */
     float *squares;                 /* [rows]; NULL: log_squares is not wanted */
     float *row_parts;               /* [TSR_HEAD_PARTS, d]; NULL: W's rows are not summed */
+    tsr_dtype wy_dtype; /* F32; without a softcap also the calls' dtype, of which W is multiplied */
 } tsr_head_state;
 
 typedef struct {

@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_ar
         float acc[TSR_VECTOR], wy[TSR_VECTOR];
         for (int64_t i = (int64_t)threadIdx.x * TSR_VECTOR; i < a.d; i += THREADS * TSR_VECTOR) {
             tsr_load8(acc, a.state.acc, base + i, TSR_F32);
-            tsr_load8(wy, a.state.wy, base + i, TSR_F32);
+            tsr_load8(wy, a.state.wy, base + i, a.state.wy_dtype);
 #pragma unroll
             for (int j = 0; j < TSR_VECTOR; j++)
                 acc[j] = a.scale * (acc[j] * inverse - others * wy[j]);
@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_ar
         return;
     }
     for (int64_t i = threadIdx.x; i < a.d; i += THREADS) {
-        float acc = a.state.acc[base + i], wy = a.state.wy[base + i];
+        float acc = a.state.acc[base + i], wy = tsr_load(a.state.wy, base + i, a.state.wy_dtype);
         float value = a.scale * (acc * inverse - others * wy);
         if (SMOOTH)
             value += smooth * (wy - a.mean_row[i]);

@@ -28,6 +28,7 @@ static tsr_status check_state(const char *op, const tsr_head_state *state, int64
     TSR_EXPECT(rows == 0 || (state->max && state->sum && state->label_logit), op,
                "max, sum or label_logit is NULL");
     TSR_EXPECT(!state->acc == !state->wy, op, "acc and wy belong together");
+    TSR_TRY(tsr_expect_dtype(op, state->wy_dtype));
     TSR_EXPECT(!state->rival == !state->spread, op, "rival and spread belong together");
     return TSR_OK;
 }
@@ -49,6 +50,9 @@ tsr_status tsr_head_chunk_check(const tsr_head_chunk_args *args)
     TSR_EXPECT(tsr_frozen_valid(args->w), "head_chunk", "w is not F32 or BF16");
     TSR_EXPECT(args->workspace, "head_chunk", "workspace is NULL");
     TSR_EXPECT(args->skip_count == 0 || args->skip, "head_chunk", "skip is NULL");
+    TSR_EXPECT(args->state.wy_dtype == TSR_F32 ||
+                   (args->state.wy_dtype == args->dtype && !(args->softcap > 0)),
+               "head_chunk", "wy is rounded");
     TSR_EXPECT(!args->state.row_parts || !(args->softcap > 0), "head_chunk",
                "labels are not smoothed with a softcap");
     return TSR_OK;
@@ -61,6 +65,8 @@ tsr_status tsr_head_finish_check(const tsr_head_finish_args *args)
     TSR_EXPECT(args->loss && args->loss_overflow, "head_finish", "loss or loss_overflow is NULL");
     TSR_EXPECT(args->rows == 0 || args->nll, "head_finish", "nll is NULL");
     TSR_EXPECT(!args->dh || args->state.acc, "head_finish", "dh needs acc");
+    TSR_EXPECT(args->state.wy_dtype == TSR_F32 || args->state.wy_dtype == args->dtype,
+               "head_finish", "wy is of another dtype");
     TSR_EXPECT(args->rows == 0 ||
                    (!args->correct == !args->state.rival && !args->entropy == !args->state.rival),
                "head_finish", "correct and entropy belong to rival");
@@ -97,7 +103,7 @@ static void begin_block(void *context, int index)
     if (args->state.acc) {
         size_t bytes = (size_t)(count * args->d) * sizeof(float);
         memset(args->state.acc + first * args->d, 0, bytes);
-        memset(args->state.wy + first * args->d, 0, bytes);
+        memset((float *)args->state.wy + first * args->d, 0, bytes);
     }
 }
 
@@ -191,8 +197,9 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
     if (label >= 0 && label < tile->vocab) {
         const float *w = tile->w + label * d;
         s->label_logit[row] = logits[label];
-        for (int64_t j = 0; j < d && s->wy; j++)
-            s->wy[row * d + j] = cap > 0 ? slope[label] * w[j] : w[j];
+        float *wy = s->wy;
+        for (int64_t j = 0; j < d && wy; j++)
+            wy[row * d + j] = cap > 0 ? slope[label] * w[j] : w[j];
         logits[label] = -INFINITY;
     }
     float old = s->max[row], most = tsr_row_max(logits, tile->vocab);
@@ -402,7 +409,7 @@ TSR_CLONES static void finish_block(void *context, int index)
         if (!args->dh)
             continue;
         float *dh = (float *)args->dh + i * d;
-        const float *acc = s->acc + i * d, *wy = s->wy + i * d;
+        const float *acc = s->acc + i * d, *wy = (const float *)s->wy + i * d;
         float inverse = 1.0f / (s->sum[i] + tsr_expf(s->label_logit[i] - s->max[i]));
         float others = s->sum[i] * inverse;
         for (int64_t j = 0; j < d; j++)

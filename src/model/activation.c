@@ -383,7 +383,9 @@ static uint64_t cut_head(region *to, const walk *w, tsr_activations *out)
     out->head.joined = cut(to, r ? chunk * width * element : 0);
     out->head.label_h = cut(to, r ? w->rows * w->d * element : 0);
     out->head.state.acc = cut(to, train ? floats : 0);
-    out->head.state.wy = cut(to, train ? floats : 0);
+    out->head.state.wy_dtype = layout->config.logits_softcap > 0 ? TSR_F32 : w->options->dtype;
+    out->head.state.wy =
+        cut(to, train ? w->rows * width * tsr_dtype_bytes(out->head.state.wy_dtype) : 0);
     out->head.state.max = cut(to, w->rows * sizeof(float));
     out->head.state.sum = cut(to, w->rows * sizeof(float));
     out->head.state.label_logit = cut(to, w->rows * sizeof(float));

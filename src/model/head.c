@@ -42,7 +42,7 @@ static tsr_head_state state_of(const tsr_model *model, int64_t first)
     state.sum += first;
     state.label_logit += first;
     state.acc = train ? state.acc + wide : NULL;
-    state.wy = train ? state.wy + wide : NULL;
+    state.wy = train ? (char *)state.wy + (uint64_t)wide * tsr_dtype_bytes(state.wy_dtype) : NULL;
     state.rival += first;
     state.spread += first;
     state.squares = model->preference.squares; /* of an objective, where all rows are one span */

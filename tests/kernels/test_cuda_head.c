@@ -309,6 +309,7 @@ static void head_matches_the_reference(void **state)
         for (int run = 0; run < 3; run++) {
             int64_t word[4] = {100, 0, 100, 100};
             RUN(tsr_device_write(rig.device, g.loss, word, sizeof word));
+            g.state.wy_dtype = run == 2 ? f.c->dtype : TSR_F32;
             run_head(&g, &f, run == 1);
             check_head(&g, &f, run);
         }
@@ -523,6 +524,7 @@ static void head_gives_the_same_bits(void **state)
     make_head(&f, &shape);
     copy_head(&g, &f);
     for (int run = 0; run < 4; run++) {
+        g.state.wy_dtype = run > 1 ? TSR_BF16 : TSR_F32;
         run_head(&g, &f, false);
         cuda_read(run ? again : first, g.dh, bytes);
         cuda_read(run ? nll_again : nll, g.nll, 700 * sizeof(double));

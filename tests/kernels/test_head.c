@@ -428,6 +428,31 @@ static void smoothed_labels_match_fp64(void **state)
     }
 }
 
+/* Label rows of W in 16 bits are those that are multiplied, which those times a slope are not. */
+static void label_rows_are_not_rounded(void **state)
+{
+    (void)state;
+    fixture f;
+    make_fixture(&f, &cases[2]);
+    tsr_head_chunk_args chunk = {.state = state_of(&f),
+                                 .h = f.h,
+                                 .w = {f.w, TSR_F32},
+                                 .labels = f.labels,
+                                 .workspace = f.workspace,
+                                 .rows = 7,
+                                 .d = 16,
+                                 .count = 100,
+                                 .dtype = TSR_BF16};
+    chunk.state.wy_dtype = TSR_BF16;
+    assert_int_equal(tsr_head_chunk_check(&chunk), TSR_OK);
+    chunk.softcap = 30;
+    assert_int_equal(tsr_head_chunk_check(&chunk), TSR_EINVAL);
+    chunk.softcap = 0;
+    chunk.dtype = TSR_F16;
+    assert_int_equal(tsr_head_chunk_check(&chunk), TSR_EINVAL);
+    free_fixture(&f);
+}
+
 /* What smoothing needs, and that it is refused with a softcap. */
 static void smoothing_needs_its_buffers(void **state)
 {
@@ -528,6 +553,7 @@ int main(void)
         cmocka_unit_test(a_loss_that_is_not_finite_is_flagged),
         cmocka_unit_test(entropy_and_accuracy_match_fp64),
         cmocka_unit_test(smoothed_labels_match_fp64),
+        cmocka_unit_test(label_rows_are_not_rounded),
         cmocka_unit_test(smoothing_needs_its_buffers),
         cmocka_unit_test(a_report_changes_no_bit),
         cmocka_unit_test(of_equal_logits_the_first_is_the_argmax),
