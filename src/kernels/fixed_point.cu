@@ -4,8 +4,8 @@
  *
  * Split    A thread takes 2 elements at a time, a 16-byte access of int64, 4 turns, all loads first.
  *          fixed_sum: a block has a tile of one part; parts, and so tiles, begin on 64 elements.
- * Cost     fixed_sum 16 + 4 ranks bytes an element (+ 8 ranks of wide ones), fixed_accumulate 20; 8 less
- *          where they store. fixed_add 24 (16 where it stores: a copy).
+ * Cost     fixed_sum 16 + 4 ranks bytes an element (16 + 8 ranks of wide gradients), fixed_accumulate
+ *          20; 8 less where they store. fixed_add 24 (16 where it stores: a copy).
  */
 #include "kernels/cuda.cuh"
 

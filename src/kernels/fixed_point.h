@@ -2,13 +2,13 @@
  * kernels/fixed_point.h: gradients as 64-bit fixed point, so that their sum over micro-batches and
  * ranks is exact and does not depend on the order or on the number of ranks.
  *
- * A contribution g (fp32, one micro-batch's or one of its spans') becomes RN(g 2^shift), ties to even. Integer sums are
- * exact. The default shift of 44 resolves 2^-44 = 6e-14: Adam divides by sqrt(v) + eps with eps
- * about 1e-8, and a gradient of the size of eps still has 17 bits. The sum of all contributions
- * may reach 2^18 = 262,144; each must stay below 2^18 / contributions, which is 256 per element
- * for 1024 micro-batches, where gradients of a mean loss are below 1. Beyond that (or for a NaN)
- * the conversion says so, writes 0, and the step is skipped or redone with a smaller shift on all
- * ranks.
+ * A contribution g (fp32, of a micro-batch or of a span of its rows) becomes RN(g 2^shift), ties to
+ * even. Integer sums are exact. The default shift of 44 resolves 2^-44 = 6e-14: Adam divides by
+ * sqrt(v) + eps with eps about 1e-8, and a gradient of the size of eps still has 17 bits. The sum of
+ * all contributions may reach 2^18 = 262,144; each must stay below 2^18 / contributions, which is 256
+ * per element for 1024 micro-batches, where gradients of a mean loss are below 1. Beyond that (or for
+ * a NaN) the conversion says so, writes 0, and the step is skipped or redone with a smaller shift on
+ * all ranks.
  *
  * Gradients go to their owner as fp32, one contribution each, or as sums of several that were added
  * before (`wide`), with TSR_FIXED_LOST where one of them did not fit.

@@ -121,8 +121,9 @@ typedef struct {
     const tsr_kernels *kernels;        /* borrowed */
     /* Of the fixed point that gradients are summed in (kernels/fixed_point.h). */
     int gradient_shift;
-    uint64_t contributions; /* to one gradient of a step, at most: micro-batches, or where units are
-                                   wide what these are made of; 0: 1 */
+    /* To one gradient in a step, at most: micro-batches, or where a unit is wide what their sums are of.
+     * 0: 1. */
+    uint64_t contributions;
     int64_t *gradient_overflow; /* device memory, not 0: a gradient is not finite or too large,
                                    tsr_trainable_marked; NULL without training */
     tsr_executor_callbacks callbacks;
