@@ -176,6 +176,13 @@ void tsr_reduce(int64_t *destination, const int64_t *source, uint64_t count, tsr
         for (uint64_t i = 0; i < count; i++)
             destination[i] = source[i] > destination[i] ? source[i] : destination[i];
         break;
+    case TSR_SUM_HALVES:
+        for (uint64_t i = 0; i < count; i++) {
+            uint64_t a = (uint64_t)destination[i], b = (uint64_t)source[i];
+            uint64_t high = (a >> 32) + (b >> 32), low = (uint32_t)(a + b);
+            destination[i] = (int64_t)(high << 32 | low);
+        }
+        break;
     }
 }
 
@@ -364,7 +371,7 @@ tsr_status tsr_comm_exchange(tsr_comm *comm, tsr_stream *stream, const tsr_excha
 tsr_status tsr_comm_all_reduce(tsr_comm *comm, tsr_stream *stream, int64_t *data, uint64_t count,
                                tsr_reduce_op op)
 {
-    if (op != TSR_SUM && op != TSR_MIN && op != TSR_MAX)
+    if (op < TSR_SUM || op > TSR_SUM_HALVES)
         return tsr_fail(TSR_EINVAL, "all-reduce with operation %d", (int)op);
     struct collective work = {.kind = TSR_COMM_ALL_REDUCE,
                               .comm = comm,

@@ -24,7 +24,8 @@
 
 typedef struct tsr_comm tsr_comm;
 
-typedef enum { TSR_SUM, TSR_MIN, TSR_MAX } tsr_reduce_op;
+/* HALVES: sums of int32, of which a word has two. Sums wrap. */
+typedef enum { TSR_SUM, TSR_MIN, TSR_MAX, TSR_SUM_HALVES } tsr_reduce_op;
 
 /* What an embedder gives: every rank's `bytes` bytes, gathered in rank order into `receive`.
  * Blocking; returns 0 on success. Called by one thread at a time. The ranks of one node meet, with a

@@ -202,12 +202,14 @@ static tsr_status nccl_all_reduce(tsr_comm *comm, const tsr_comm_call *call, int
                                   uint64_t count, tsr_reduce_op op)
 {
     tsr_nccl *n = comm->backend;
-    ncclRedOp_t how = op == TSR_SUM ? ncclSum : op == TSR_MIN ? ncclMin : ncclMax;
+    bool halves = op == TSR_SUM_HALVES;
+    ncclRedOp_t how = op == TSR_MIN ? ncclMin : op == TSR_MAX ? ncclMax : ncclSum;
     if (is_alone(comm) || count == 0)
         return TSR_OK;
     TSR_TRY(begin(n, call));
     return end(n, call,
-               tsr_nccl_lib.AllReduce(data, data, count, ncclInt64, how, n->nccl,
+               tsr_nccl_lib.AllReduce(data, data, halves ? 2 * count : count,
+                                      halves ? ncclInt32 : ncclInt64, how, n->nccl,
                                       tsr_stream_cuda(call->stream)));
 }
 

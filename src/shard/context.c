@@ -112,9 +112,22 @@ tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows
     return follow(context->compute, context->arrived, context->collectives);
 }
 
-tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count)
+static tsr_status sum(tsr_context *context, int64_t *data, uint64_t count, tsr_reduce_op op)
 {
     TSR_TRY(follow(context->collectives, context->placed, context->compute));
-    TSR_TRY(tsr_comm_all_reduce(context->comm, context->collectives, data, count, TSR_SUM));
+    TSR_TRY(tsr_comm_all_reduce(context->comm, context->collectives, data, count, op));
     return follow(context->compute, context->arrived, context->collectives);
+}
+
+tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count)
+{
+    return sum(context, data, count, TSR_SUM);
+}
+
+tsr_status tsr_context_sum_narrow(void *context, tsr_stream *compute, int32_t *data, uint64_t count)
+{
+    if (compute != ((tsr_context *)context)->compute || count % 2)
+        return tsr_fail(TSR_EINTERNAL, "%llu int32 to be added up, on another stream or odd",
+                        (unsigned long long)count);
+    return sum(context, (int64_t *)(void *)data, count / 2, TSR_SUM_HALVES);
 }

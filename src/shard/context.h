@@ -46,5 +46,8 @@ tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows
 
 /* Integers of all ranks added up, in place. */
 tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count);
+/* The same of an even number of int32, as attention's kernels ask for it (kernels/attention.h); on the stream of compute. */
+tsr_status tsr_context_sum_narrow(void *context, tsr_stream *compute, int32_t *data,
+                                  uint64_t count);
 
 #endif

@@ -277,14 +277,27 @@ void tsr_case_exposed_changes(tsr_case_rank *me)
     gather_changes(me, sent, received, bytes);
 }
 
+static int64_t sum_of_halves(int64_t a, int64_t b)
+{
+    int32_t x[2], y[2];
+    int64_t sum;
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    for (int i = 0; i < 2; i++)
+        x[i] = (int32_t)((uint32_t)x[i] + (uint32_t)y[i]);
+    memcpy(&sum, x, sizeof sum);
+    return sum;
+}
+
 static int64_t reduced(int size, uint64_t i, tsr_reduce_op op)
 {
     int64_t result = value_of(0, i);
     for (int r = 1; r < size; r++) {
         int64_t value = value_of(r, i);
-        result = op == TSR_SUM   ? result + value
-                 : op == TSR_MIN ? (value < result ? value : result)
-                                 : (value > result ? value : result);
+        result = op == TSR_SUM          ? result + value
+                 : op == TSR_SUM_HALVES ? sum_of_halves(result, value)
+                 : op == TSR_MIN        ? (value < result ? value : result)
+                                        : (value > result ? value : result);
     }
     return result;
 }
@@ -292,7 +305,7 @@ static int64_t reduced(int size, uint64_t i, tsr_reduce_op op)
 void tsr_case_all_reduce(tsr_case_rank *me)
 {
     for (int c = 0; c < COUNTS; c++)
-        for (tsr_reduce_op op = TSR_SUM; op <= TSR_MAX; op++) {
+        for (tsr_reduce_op op = TSR_SUM; op <= TSR_SUM_HALVES; op++) {
             int64_t *data = new_values(me, counts[c]);
             OK(tsr_comm_all_reduce(me->comm, me->stream, data, counts[c], op));
             tsr_case_wait(me);
