@@ -380,7 +380,6 @@ static reference_routing routing_of(const pass *p, const tsr_node *node)
                                                  [TSR_ROUTE_CHOSEN] = REFERENCE_CHOSEN,
                                                  [TSR_ROUTE_SIGMOID] = REFERENCE_SIGMOID};
     const tsr_route_spec *s = &node->spec.route;
-    double mean = (double)p->r->tokens * s->chosen / s->experts;
     return (reference_routing){.experts = s->experts,
                                .k = s->chosen,
                                .scoring = scorings[s->scoring],
@@ -390,7 +389,8 @@ static reference_routing routing_of(const pass *p, const tsr_node *node)
                                .correction = vector_of(p, node, TSR_ROUTE_CORRECTION),
                                .n_group = s->groups,
                                .topk_group = s->chosen_groups,
-                               .capacity = (int)ceil(p->r->capacity_factor * mean)};
+                               .capacity_factor = p->r->capacity_factor,
+                               .tile_rows = p->r->tile_rows};
 }
 
 static void add_auxiliary(const pass *p, const double *logits, int experts)

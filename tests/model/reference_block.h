@@ -21,7 +21,8 @@ typedef struct {
     const reference_linear *linear;       /* [matrix_count] */
     const double *const *vector;          /* [vector_count] */
     const reference_expert_linear *stack; /* [stack_count] */
-    double capacity_factor;               /* of experts, over their mean load; 0: none */
+    double capacity_factor;               /* of experts, over their mean load in a tile; 0: none */
+    int tile_rows;                        /* 0: all are one */
     const double
         *aux; /* [experts]: *aux_sum becomes the sum of aux softmax(logits) over tokens; or NULL */
     double *aux_sum;

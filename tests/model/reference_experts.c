@@ -95,6 +95,29 @@ static void choose(int32_t *id, double *p, const double *s, const reference_rout
     }
 }
 
+/* Rows that an expert has of a tile at most. */
+static int capacity_of(const reference_routing *how, int tokens)
+{
+    double most = how->capacity_factor * tokens * how->k / how->experts;
+    if (how->capacity)
+        return how->capacity;
+    return !(how->capacity_factor > 0) || most >= tokens ? tokens : most > 1 ? (int)ceil(most) : 1;
+}
+
+/* The rows of expert e of tokens [first, end). */
+static int take_rows(const reference_routes *out, const reference_routing *how, int e, int first,
+                     int end, int rows)
+{
+    int most = rows + capacity_of(how, end - first);
+    for (int i = first * how->k; i < end * how->k; i++) {
+        if (out->id[i] != e || rows == most)
+            continue;
+        out->row[i] = rows;
+        out->slot[rows++] = i;
+    }
+    return rows;
+}
+
 void reference_route(const reference_routes *out, const double *logits,
                      const reference_routing *how, int tokens)
 {
@@ -105,12 +128,10 @@ void reference_route(const reference_routes *out, const double *logits,
         out->row[i] = out->slot[i] = -1;
     for (int e = 0; e < how->experts; e++) {
         out->offset[e] = rows;
-        for (int i = 0; i < slots; i++) {
-            if (out->id[i] != e || (how->capacity && rows - out->offset[e] == how->capacity))
-                continue;
-            out->row[i] = rows;
-            out->slot[rows++] = i;
-        }
+        int tile = how->tile_rows ? how->tile_rows : tokens;
+        for (int first = 0; first < tokens; first += tile)
+            rows =
+                take_rows(out, how, e, first, first + tile < tokens ? first + tile : tokens, rows);
     }
     out->offset[how->experts] = rows;
 }

@@ -26,7 +26,9 @@ typedef struct {
     const double *expert_scale; /* [E], of each expert's; NULL: 1 */
     const double *correction;   /* [E], added to the scores for the choice alone; NULL: 0 */
     int n_group, topk_group;    /* n_group 0 or 1: none */
-    int capacity;               /* rows of an expert at most; 0: any number */
+    int capacity;           /* rows of an expert of a tile at most; 0: as capacity_factor says */
+    double capacity_factor; /* the same, over its mean load; 0: any number */
+    int tile_rows;          /* tokens of a tile; 0: all */
 } reference_routing;
 
 typedef struct {

@@ -33,10 +33,13 @@ enum { MOST_EXPERTS = 12, BLOCKS = 300, TOKENS = 7, PROBES = 3, MOST = 4096, KEE
 #define THETA      100.0
 #define EPOCH      3
 
+static const int64_t rows_of_tiles[] = {0, 3, 2, 5, 1, 6, 4};
+
 /* A tensor in both precisions, with its gradient. */
 typedef struct {
     double *data, *gradient; /* gradient: by differences, where it was probed */
     float *values, *computed;
+    int64_t *sums; /* what tiles add the gradient up in */
     uint64_t count;
 } tensor;
 
@@ -81,8 +84,9 @@ static void make(rig *r, tensor *t, uint64_t count, double centre, double spread
                   .data = malloc((count + 1) * sizeof(double)),
                   .gradient = calloc(count + 1, sizeof(double)),
                   .values = malloc((count + 1) * sizeof(float)),
-                  .computed = calloc(count + 1, sizeof(float))};
-    assert_true(t->data && t->gradient && t->values && t->computed);
+                  .computed = calloc(count + 1, sizeof(float)),
+                  .sums = calloc(count + 1, sizeof(int64_t))};
+    assert_true(t->data && t->gradient && t->values && t->computed && t->sums);
     for (uint64_t i = 0; i < count; i++) {
         t->values[i] = (float)(centre + spread * uniform(r));
         t->data[i] = (double)t->values[i];
@@ -95,6 +99,7 @@ static void drop(tensor *t)
     free(t->gradient);
     free(t->values);
     free(t->computed);
+    free(t->sums);
 }
 
 /* ---- a block with weights ---- */
@@ -198,7 +203,6 @@ static void cut(rig *r, bool whole, uint64_t seed)
 
 static void set_kept(rig *r, int way, tsr_keep keep)
 {
-    static const int64_t rows_of_tiles[] = {0, 3, 2, 5, 1, 6, 4};
     tsr_layer_program_make(&r->program,
                            &(tsr_layer_program_options){.block = &r->block,
                                                         .traits = r->traits,
@@ -270,6 +274,7 @@ static double loss_of(const rig *r, double *out)
                                                 .vector = vector,
                                                 .stack = stack,
                                                 .capacity_factor = r->capacity_factor,
+                                                .tile_rows = (int)rows_of_tiles[r->seed % 7],
                                                 .aux = r->aux.data,
                                                 .aux_sum = &sum,
                                                 .x = r->x.data,
@@ -337,6 +342,27 @@ static void free_memory(rig *r)
         free(r->kept_buffer[i]);
 }
 
+/* Where a layer puts a gradient; NULL: it has none. */
+static void *place_of(const rig *r, const tensor *t)
+{
+    return !t->count ? NULL : r->program.tile_rows ? (void *)t->sums : t->computed;
+}
+
+/* The sums of tiles are the gradients. */
+static void take_sums(rig *r)
+{
+    for (int i = 0; i < r->block.matrix_count; i++) {
+        tensor *all[] = {&r->a[i], &r->b[i], &r->m[i]};
+        for (int j = 0; j < 3; j++)
+            tsr_fixed_to_f32(all[j]->computed, all[j]->sums, all[j]->count, TSR_FIXED_SHIFT);
+    }
+    for (int i = 0; i < r->block.stack_count; i++) {
+        tensor *all[] = {&r->expert_a[i], &r->expert_b[i]};
+        for (int j = 0; j < 2; j++)
+            tsr_fixed_to_f32(all[j]->computed, all[j]->sums, all[j]->count, TSR_FIXED_SHIFT);
+    }
+}
+
 static void resolve(tsr_layer *layer, tsr_layer_gradients *gradients, rig *r)
 {
     layer->program = &r->program;
@@ -355,9 +381,8 @@ static void resolve(tsr_layer *layer, tsr_layer_gradients *gradients, rig *r)
                                         .n = dora ? r->n32[i] : NULL,
                                         .drops = r->drops,
                                         .dropout = r->dropout[i]};
-        gradients[i] = (tsr_layer_gradients){r->traits[i].r ? r->a[i].computed : NULL,
-                                             r->traits[i].r ? r->b[i].computed : NULL,
-                                             dora ? r->m[i].computed : NULL};
+        gradients[i] = (tsr_layer_gradients){place_of(r, &r->a[i]), place_of(r, &r->b[i]),
+                                             place_of(r, &r->m[i])};
     }
     for (int i = 0; i < r->block.stack_count; i++) {
         uint64_t rank = r->traits[tsr_stack_weight(i)].r;
@@ -369,8 +394,8 @@ static void resolve(tsr_layer *layer, tsr_layer_gradients *gradients, rig *r)
                                .scale = 0.75,
                                .a = r->expert_a[i].values,
                                .b = r->expert_b[i].values};
-        gradients[tsr_stack_weight(i)] = (tsr_layer_gradients){
-            .a = rank ? r->expert_a[i].computed : NULL, .b = rank ? r->expert_b[i].computed : NULL};
+        gradients[tsr_stack_weight(i)] = (tsr_layer_gradients){.a = place_of(r, &r->expert_a[i]),
+                                                               .b = place_of(r, &r->expert_b[i])};
     }
     for (int i = 0; i < r->block.vector_count; i++)
         layer->vector[i] = (tsr_frozen){r->vector[i].values, TSR_F32};
@@ -430,6 +455,7 @@ static void compute(float *out, rig *r)
                                    .positions = r->positions,
                                    .cu_seqlens = r->cu_seqlens,
                                    .documents = 2,
+                                   .gradient_limit = tsr_fixed_limit(TSR_FIXED_SHIFT, TOKENS),
                                    .aux = r->seed % 2 ? r->aux.values : NULL};
     float *first = tsr_layer_first(&r->program, &at);
     memcpy(first, r->x.values, all * sizeof *first);
@@ -462,6 +488,8 @@ static void compute(float *out, rig *r)
     }
     assert_int_equal(tsr_stream_synchronize(r->stream), TSR_OK);
     memcpy(r->x.computed, r->dx, all * sizeof(float));
+    if (r->program.tile_rows)
+        take_sums(r);
     free_memory(r);
 }
 
