@@ -1,10 +1,44 @@
 #include "inputs/shared.h"
 
-#include "kernels/spans.h"
+#include "base/checked.h"
 
 int tsr_inputs_groups(const tsr_inputs *inputs, int ranks)
 {
     return ranks / (int)inputs->config.context_parallel_size;
+}
+
+tsr_spans tsr_inputs_spans(const tsr_config *config)
+{
+    return (tsr_spans){config->context_span, (int32_t)config->context_parallel_size, 0};
+}
+
+int64_t tsr_inputs_own_tokens(const tsr_config *config, int64_t tokens)
+{
+    int64_t most = 0;
+    tsr_spans spans = tsr_inputs_spans(config);
+    for (; spans.rank < spans.ranks; spans.rank++) {
+        int64_t own = tsr_spans_own_rows(&spans, tokens);
+        most = own > most ? own : most;
+    }
+    return most;
+}
+
+tsr_batch_bounds tsr_inputs_own_bounds(const tsr_config *config, const tsr_batch_bounds *whole)
+{
+    tsr_batch_bounds own = *whole;
+    if (config->context_parallel_size == 1)
+        return own;
+    own.all_tokens = whole->tokens;
+    own.tokens = tsr_inputs_own_tokens(config, whole->tokens);
+    own.label_rows = own.label_rows < own.tokens ? own.label_rows : own.tokens;
+    return own;
+}
+
+uint64_t tsr_inputs_contributions(const tsr_inputs *inputs, const tsr_batch_bounds *whole)
+{
+    uint64_t span = (uint64_t)inputs->config.context_span;
+    uint64_t tiles = inputs->layout.mixed_count ? 1 : tsr_ceil_div((uint64_t)whole->tokens, span);
+    return (inputs->contributions ? inputs->contributions : 1) * (tiles ? tiles : 1);
 }
 
 static tsr_status check_ranks(const tsr_config *config, bool cuda, int ranks)

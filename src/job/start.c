@@ -492,8 +492,6 @@ static tsr_status share_tables(tsr_host_tables *out, tsr_job *job)
                : TSR_OK;
 }
 
-/* What may fail on one rank alone ends with an agreement: the others would wait for it, in the
- * collective that comes next. */
 static tsr_status share_micro_batches(tsr_job *job)
 {
     tsr_stream *const *stream = tsr_job_streams(job)->stream;
@@ -505,6 +503,8 @@ static tsr_status share_micro_batches(tsr_job *job)
     return TSR_OK;
 }
 
+/* What may fail on one rank alone ends with an agreement: the others would wait for it, in the
+ * collective that comes next. */
 tsr_status tsr_job_start_model(tsr_job *job)
 {
     tsr_decision *d = &job->decision;

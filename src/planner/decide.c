@@ -1,4 +1,3 @@
-#include "base/checked.h"
 #include "inputs/experts.h"
 #include "inputs/shared.h"
 #include "model/factors.h"
@@ -148,31 +147,6 @@ static tsr_graph_rule graph_rule(const tsr_config *config)
     return rule[config->lora_graph];
 }
 
-/* Of micro-batches as the inputs have them what one rank has. */
-static tsr_batch_bounds own_bounds(const tsr_config *config, const tsr_batch_bounds *whole)
-{
-    tsr_batch_bounds own = *whole;
-    tsr_spans spans = {config->context_span, (int32_t)config->context_parallel_size, 0};
-    if (!tsr_spans_shared(&spans))
-        return own;
-    own.all_tokens = whole->tokens;
-    own.tokens = 0;
-    for (; spans.rank < spans.ranks; spans.rank++) {
-        int64_t tokens = tsr_spans_own_rows(&spans, whole->tokens);
-        own.tokens = tokens > own.tokens ? tokens : own.tokens;
-    }
-    own.label_rows = own.label_rows < own.tokens ? own.label_rows : own.tokens;
-    return own;
-}
-
-/* Of a step to a gradient: one of each tile of its micro-batches. */
-static uint64_t contributions(const tsr_inputs *inputs, const tsr_batch_bounds *whole)
-{
-    uint64_t span = (uint64_t)inputs->config.context_span;
-    uint64_t tiles = inputs->layout.mixed_count ? 1 : tsr_ceil_div((uint64_t)whole->tokens, span);
-    return (inputs->contributions ? inputs->contributions : 1) * (tiles ? tiles : 1);
-}
-
 static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     const tsr_config *config = &inputs->config;
@@ -185,12 +159,12 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
         .dtype = inputs->compute,
         .fp8 = config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE,
         .fp8_fast = config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8_FAST,
-        .bounds = own_bounds(config, &c->bounds),
+        .bounds = tsr_inputs_own_bounds(config, &c->bounds),
         .step_micro = tsr_inputs_step_micro(inputs, d->group * d->replicas),
         .keep = d->keep,
         .stride = d->stride,
         .tile_rows = config->context_span,
-        .spans = {config->context_span, (int32_t)config->context_parallel_size, 0},
+        .spans = tsr_inputs_spans(config),
         .train = d->train,
         .dropout = d->train ? config->lora_dropout : 0,
         .adapter = inputs->mixed,
@@ -203,7 +177,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
         .graph_rule = graph_rule(config),
         .atomics = !config->deterministic,
         .wider = c->wider,
-        .contributions = contributions(inputs, &c->bounds)};
+        .contributions = tsr_inputs_contributions(inputs, &c->bounds)};
 }
 
 static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
