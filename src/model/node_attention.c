@@ -7,6 +7,8 @@
 #include "model/node_parts.h"
 #include "model/work_parts.h"
 
+#include <math.h>
+
 static int64_t all_tokens(const tsr_pass *p)
 {
     return p->batch->all_tokens ? p->batch->all_tokens : p->batch->tokens;
@@ -148,6 +150,20 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
            tsr_attention_shared_bytes(&bounds);
 }
 
+/* Of columns in each token: what all ranks give is sent span by span, `values` of them, each to all others; what only passes
+ * between a rank's rows and all rows is copied. */
+static void cost_sharing(const tsr_costing *c, tsr_work_term term, int values, double sent,
+                         double copied)
+{
+    const tsr_work_layer *l = c->layer;
+    tsr_costing part = *c;
+    const tsr_work_amount none = {0, 0}, copies = {0, 2 * tsr_cost_column(c) * (sent + copied)};
+    tsr_cost_both(c, term, TSR_WORK_STREAM, none, copies);
+    part.calls = values * ceil(l->all_tokens / (double)l->program->tile_rows);
+    tsr_cost_both(&part, term, TSR_WORK_EXCHANGE, none,
+                  (tsr_work_amount){0, l->all_tokens * l->element * sent / part.calls});
+}
+
 /* Two matmuls of the visible pairs forward, five backward; q, k, v and o once, and their gradients. */
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,
                  tsr_pass_kind pass)
@@ -158,9 +174,16 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
     double pair = 2 * (backward ? 3 * q + 2 * o : q + o),
            bytes = (backward ? 2 : 1) * tsr_cost_column(c) * (q + k + v + o);
     double here = c->layer->pairs_here > 0 ? c->layer->pairs_here : c->layer->pairs;
+    tsr_work_term term = backward ? TSR_WORK_ATTENTION_BACKWARD : TSR_WORK_ATTENTION_FORWARD;
+    double lse = node->spec.attention.q_heads * sizeof(float) / c->layer->element;
     (void)step;
-    tsr_cost_both(c, backward ? TSR_WORK_ATTENTION_BACKWARD : TSR_WORK_ATTENTION_FORWARD,
-                  backward ? TSR_WORK_ATTEND_BACK : TSR_WORK_ATTEND,
+    if (backward && c->layer->pairs_back > 0)
+        here = c->layer->pairs_back;
+    if (c->layer->all_tokens > 0 && backward)
+        cost_sharing(c, term, 6, q + k + v + 2 * o + lse, q + k + v);
+    else if (c->layer->all_tokens > 0)
+        cost_sharing(c, term, 2, k + v, q + o);
+    tsr_cost_both(c, term, backward ? TSR_WORK_ATTEND_BACK : TSR_WORK_ATTEND,
                   (tsr_work_amount){pair * c->layer->pairs, bytes},
                   (tsr_work_amount){pair * here, bytes});
 }

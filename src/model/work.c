@@ -27,7 +27,8 @@ double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
         rate = rates->attention_forward;
     if (op->kind == TSR_WORK_ATTEND_BACK)
         rate = rates->attention_backward;
-    double copy = work->bytes / rates->copy, compute = work->flops / rate;
+    double bytes = op->kind == TSR_WORK_EXCHANGE ? rates->exchange : rates->copy;
+    double copy = work->bytes / bytes, compute = work->flops / rate;
     double seconds = (copy > compute ? copy : compute) / (reached > 0 ? reached : 1);
     return hypot(seconds, fmax(op->calls, 1) * rates->ends_s[op->kind]);
 }

@@ -14,6 +14,9 @@
  * where a product of rank r is a matmul of its own or goes into the weight instead of riding on the
  * base's, and every linear reads its input for its adapter itself.
  *
+ * Of a micro-batch that several ranks share, what one of them does is counted. Attention then waits for rows of the others,
+ * and copies its own to where all rows lie and back (model/attention_shared.h); at least, it does neither.
+ *
  * With an fp8 base its matmuls read one byte an element, its weights are decoded to as much, and x, once
  * for all linears that read it, and dz are quantized: at least that writes a byte where they are made; here
  * so for what norms and SwiGLU make, without dm, all else is read for it.
@@ -53,8 +56,9 @@ typedef enum {
     TSR_WORK_MERGED, /* a product of rank r, added to the base's weight */
     TSR_WORK_ATTEND,
     TSR_WORK_ATTEND_BACK,
-    TSR_WORK_STREAM, /* reads and writes */
-    TSR_WORK_DECODE, /* NF4 to the compute dtype */
+    TSR_WORK_STREAM,   /* reads and writes */
+    TSR_WORK_DECODE,   /* NF4 to the compute dtype */
+    TSR_WORK_EXCHANGE, /* rows of other ranks, which arrive */
     TSR_WORK_KINDS
 } tsr_work_kind;
 
@@ -95,6 +99,9 @@ typedef struct {
     bool fp8;             /* the base's matmuls run in e4m3 */
     double tokens, pairs; /* pairs: of tokens that see each other, over all documents */
     double pairs_here;    /* as many as this device's attention takes as long for; 0: pairs */
+    double pairs_back;    /* the same of its backward; 0: as many as forward */
+    double
+        all_tokens; /* of a micro-batch that several ranks share, of which the others above are one's; 0: no other has any */
     int64_t step_micro; /* micro-batches of a step, of all ranks: for the choice of graphs; or 0 */
     bool last;          /* has the final norm */
     const tsr_layer_run *run; /* of one use of it; NULL: all of it */
@@ -130,6 +137,7 @@ void tsr_work_update(double elements, double state, double element, tsr_work_cal
 /* What a device sustains, in FLOP/s and bytes/s (read + write). */
 typedef struct {
     double matmul, copy, attention_forward, attention_backward, matmul_fp8;
+    double exchange; /* bytes/s that arrive */
     /* The share of these that each kind of operation reaches, doing what it does here; 0: all of it, and
      * only the least: the floor. */
     double reached[TSR_WORK_KINDS];

@@ -2,6 +2,7 @@
 
 #include "inputs/shared.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #define WORD_BYTES 256 /* of the control word, about */
@@ -23,6 +24,8 @@ typedef struct {
     const tsr_speeds *speeds;
     tsr_work_rates rates;
     double tokens, label_rows, length; /* of a micro-batch; length: of its documents */
+    double
+        all_tokens; /* where several ranks share it: tokens and label rows are then one's; else 0 */
     double element;
     use_seconds *use;
     int *first;            /* [2 layer + whether it is the backward]: of its uses */
@@ -59,6 +62,51 @@ static double pairs_of(double tokens, double length, double window)
     return tokens * seen;
 }
 
+/* Of the first rows of documents of `length`, or of their last ones. */
+static double pairs_of_rows(double rows, double length, double window, bool first)
+{
+    double whole = floor(rows / length) * length, rest = rows - whole;
+    double pairs = rest > 0 ? pairs_of(rest, rest, window) : 0;
+    if (rest > 0 && !first)
+        pairs = pairs_of(length, length, window) - pairs_of(length - rest, length - rest, window);
+    return pairs + pairs_of(whole, length, window);
+}
+
+/* As long as what one rank of those that share a micro-batch has of its pairs. */
+typedef struct {
+    double forward, backward;
+} shared_pairs;
+
+/* Those of its queries, and those of its keys, which the others' queries see. */
+static shared_pairs pairs_of_rank(const costing *c, const tsr_spans *spans, double window)
+{
+    double queries = 0, keys = 0;
+    for (int64_t at = 0; at < (int64_t)c->all_tokens; at += spans->rows) {
+        double first = (double)at, end = fmin(first + (double)spans->rows, c->all_tokens);
+        if (!tsr_row_is_own(spans, at))
+            continue;
+        queries += pairs_of_rows(end, c->length, window, true) -
+                   pairs_of_rows(first, c->length, window, true);
+        keys += pairs_of_rows(end, c->length, window, false) -
+                pairs_of_rows(first, c->length, window, false);
+    }
+    /* Of five matmuls a pair has four where the key is own and three where the query is, both five. */
+    return (shared_pairs){queries, (4 * keys + 3 * queries - 2 * queries / spans->ranks) / 5};
+}
+
+/* Attention waits for all, so the rank with the most of them counts. */
+static shared_pairs most_pairs(const costing *c, double window)
+{
+    shared_pairs most = {0, 0};
+    tsr_spans spans = c->decision->model.spans;
+    for (spans.rank = 0; spans.rank < spans.ranks; spans.rank++) {
+        shared_pairs own = pairs_of_rank(c, &spans, window);
+        most.forward = fmax(most.forward, own.forward);
+        most.backward = fmax(most.backward, own.backward);
+    }
+    return most;
+}
+
 /* As many pairs in documents of MEASURED_LENGTH as attention takes as long for. */
 static double pairs_here(const costing *c, double pairs)
 {
@@ -81,12 +129,16 @@ static tsr_work_layer describe(const costing *c, int u)
 {
     const tsr_decision *d = c->decision;
     double window = (double)tsr_model_config_window(&c->inputs->layout.config, (uint64_t)u);
-    double pairs = pairs_of(c->tokens, c->length, window);
+    bool shared = c->all_tokens > 0;
+    shared_pairs own = shared ? most_pairs(c, window) : (shared_pairs){0, 0};
+    double pairs = shared ? own.forward : pairs_of(c->tokens, c->length, window);
     tsr_work_layer layer = {.element = c->element,
                             .fp8 = d->model.fp8,
                             .tokens = c->tokens,
                             .pairs = pairs,
                             .pairs_here = pairs_here(c, pairs),
+                            .pairs_back = shared ? pairs_here(c, own.backward) : 0,
+                            .all_tokens = c->all_tokens,
                             .step_micro = d->model.step_micro,
                             .program = tsr_layer_program_of(d->programs, u)};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
@@ -209,6 +261,13 @@ static circle replica_circle(const costing *c)
     return (circle){c->decision->replicas, apart > 1 ? apart : 1};
 }
 
+/* Those that share a micro-batch, which follow each other. */
+static circle sharing_circle(const costing *c)
+{
+    double sharers = c->decision->model.spans.ranks, local = c->view->local_ranks;
+    return (circle){sharers, sharers < local ? sharers : local};
+}
+
 /* `bytes` arrive at each rank of a ring, each from one of the others. What a node wants of the
  * others crosses the network once, a share of it to each rank, which hands it on. */
 static double collective(const costing *c, circle with, double bytes)
@@ -273,7 +332,7 @@ static double update(const costing *c, const tsr_plan_op *op)
 /* What layers save is laid out for the tokens that there are. */
 static double saved(const costing *c, const tsr_plan_op *op)
 {
-    return (double)op->bytes * c->tokens / (double)c->inputs->bounds.tokens;
+    return (double)op->bytes * c->tokens / (double)c->decision->model.bounds.tokens;
 }
 
 /* What a transfer takes of compute's speed it takes at a link's full speed: at half of it, half. */
@@ -362,6 +421,23 @@ static void take_shape(costing *c, tsr_expectation *e)
     e->step_flops = all; /* times those of a micro-batch: see below */
 }
 
+/* Of a micro-batch that several ranks share what the one with the most rows has. */
+static void take_own(costing *c)
+{
+    const tsr_spans *spans = &c->decision->model.spans;
+    double all = c->tokens;
+    if (!tsr_spans_shared(spans) || all <= (double)spans->rows)
+        return;
+    c->all_tokens = all;
+    c->tokens = (double)tsr_inputs_own_tokens(&c->inputs->config, (int64_t)all);
+    c->label_rows *= c->tokens / all;
+    const circle with = sharing_circle(c);
+    double latency = collective(c, with, 0);
+    c->rates.exchange = 1 / (collective(c, with, 1) - latency);
+    c->rates.reached[TSR_WORK_EXCHANGE] = 1;
+    c->rates.ends_s[TSR_WORK_EXCHANGE] = latency;
+}
+
 static void begin(costing *out, tsr_expectation *e, const tsr_inputs *inputs,
                   const tsr_decision *decision, const tsr_topology_view *view,
                   const tsr_speeds *speeds)
@@ -394,6 +470,9 @@ tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_
     if (status == TSR_OK) {
         cost_uses(&c);
         e.step_flops *= c.flops;
+        take_own(&c);
+        if (c.all_tokens > 0)
+            cost_uses(&c);
         status = tsr_plan_simulate(&e.simulation, decision->plan, e.rounds, cost_of, &c);
     }
     free(c.use);
@@ -410,6 +489,7 @@ tsr_status tsr_expect_ladder(tsr_ladder *out, double *byte_seconds, const tsr_in
     tsr_expectation unused = {0};
     costing c;
     begin(&c, &unused, inputs, decision, view, speeds);
+    take_own(&c);
     const tsr_work_layer work = describe(&c, layer);
     tsr_status status = tsr_ladder_make(out, &work, &c.rates);
     *byte_seconds = stream(&c, 1);

@@ -567,11 +567,61 @@ static void test_groups_and_networks(void **state)
     tsr_inputs_close(&other);
 }
 
+/* A micro-batch of one row in spans of `span`, on as many ranks as share it. */
+static tsr_expectation expect_shared(int64_t tokens, int64_t span, int ranks, double link)
+{
+    tsr_speeds speeds;
+    tsr_inputs inputs = {.compute = TSR_BF16};
+    tsr_decision d;
+    char text[1024];
+    snprintf(text, sizeof text,
+             "model_name_or_path: %s\noutput_dir: out\nper_device_train_batch_size: 1\n"
+             "max_length: %lld\ncontext_span: %lld\ncontext_parallel_size: %d\nresident_units: "
+             "99\nlora_r: 1\n"
+             "gradient_checkpointing: none\nlora_target_modules: [q_proj]\n",
+             scratch_path(""), (long long)tokens, (long long)span, ranks);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    speeds.value[TSR_SPEED_LINK] = link;
+    decide_on(&d, &inputs, text, ranks, ranks, TSR_BUDGET_UNKNOWN, &speeds);
+    tsr_expectation e = d.expected;
+    tsr_decision_free(&d);
+    tsr_inputs_close(&inputs);
+    return e;
+}
+
+/* Ranks that share a micro-batch divide its work, as the one with the most has it, and wait for each other's rows. */
+static void test_sharing(void **state)
+{
+    static const double fast = 1e15, slow = 1e10;
+    (void)state;
+    write_model("llama3-8b", 4);
+    tsr_expectation alone = expect_shared(8192, 1024, 1, fast);
+    tsr_expectation two = expect_shared(8192, 1024, 2, fast);
+    tsr_expectation waits = expect_shared(8192, 1024, 2, slow);
+    assert_true(two.step_tokens == 8192 && alone.step_tokens == 8192);
+    assert_true(fabs(two.step_flops / alone.step_flops - 1) < 1e-9);
+    double share = two.simulation.step / alone.simulation.step;
+    /* k and v; then q, k, v, o, d_o and lse, all of which pass every link. */
+    double forward = 2 * 8 * 128 * 2, backward = (3 * 32 + 2 * 8) * 128 * 2 + 32 * 4;
+    double rows = 4 * 8192 * (forward + backward) / slow;
+    double longer = waits.simulation.step - two.simulation.step;
+    /* Of three spans one rank has two, with 8 of 9 pairs. */
+    double uneven = expect_shared(6144, 2048, 2, fast).simulation.step /
+                    expect_shared(6144, 2048, 1, fast).simulation.step;
+    print_message(
+        "    half: %.3f of the time, rows of others %.4g s more (%.4g), two thirds: %.3f\n", share,
+        longer, rows, uneven);
+    assert_true(share > 0.5 && share < 0.6);
+    assert_true(fabs(longer / rows - 1) < 0.02);
+    assert_true(uneven > 2.0 / 3 && uneven < 0.8);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured_steps), cmocka_unit_test(test_the_fastest_is_chosen),
-        cmocka_unit_test(test_files_of_figures), cmocka_unit_test(test_groups_and_networks)};
+        cmocka_unit_test(test_files_of_figures), cmocka_unit_test(test_groups_and_networks),
+        cmocka_unit_test(test_sharing)};
     const struct CMUnitTest cards[] = {
         cmocka_unit_test(test_units_stay_on_gpus), cmocka_unit_test(test_slow_links),
         cmocka_unit_test(test_atomics_need_less), cmocka_unit_test(test_room_for_attention)};
