@@ -1,8 +1,8 @@
 /*
  * scale.c: the plan of one job for several numbers of ranks side by side: `tessera plan --ranks 8,64`.
  *
- * The first row is one rank, and lost is what a micro-batch takes longer than there: (t_N - t_1) / t_N with
- * the same tokens on every rank. Where shard_group_size is left out, groups of a node (the default) and
+ * The first row is one rank, or as many as share a micro-batch (context_parallel_size), and lost is what a micro-batch takes
+ * longer than there: (t_N - t_1) / t_N with the same tokens on every rank. Where shard_group_size is left out, groups of a node (the default) and
  * one group of all ranks are compared.
  */
 #include "base/called.h"
@@ -16,7 +16,7 @@
 typedef struct {
     const tsr_job_options *options;
     json_t *rows;
-    double alone; /* seconds of a micro-batch on one rank */
+    double alone; /* seconds of a micro-batch in the first row */
     bool grouped; /* the job says shard_group_size itself */
 } scaling;
 
@@ -77,6 +77,19 @@ static tsr_status add_row(scaling *s, int ranks, int group)
     return TSR_OK;
 }
 
+/* How many ranks share a micro-batch: fewer have no plan. ranks: which have one. */
+static tsr_status sharers(int *out, const tsr_job_options *given, int ranks)
+{
+    tsr_job_options options = *given;
+    tsr_job *job;
+    options.plan_ranks = ranks;
+    options.log = NULL;
+    TSR_TRY(tsr_job_create_without_data(&job, &options));
+    *out = (int)job->inputs.config.context_parallel_size;
+    tsr_job_destroy(job);
+    return TSR_OK;
+}
+
 static tsr_status add_ranks(scaling *s, int ranks)
 {
     int node = s->options->plan_node;
@@ -93,9 +106,12 @@ tsr_status tsr_plan_scale(const tsr_job_options *options, const int *ranks, int 
     tsr_aside_begin(&aside);
     json_t *root = json_object();
     scaling s = {.options = &taken, .rows = tsr_report_array(root, "scale")};
-    tsr_status status = add_row(&s, 1, 1);
+    int least = 1;
+    tsr_status status = sharers(&least, &taken, ranks[0]);
+    if (status == TSR_OK)
+        status = add_row(&s, least, least > 1 ? 0 : 1);
     for (int i = 0; i < count && status == TSR_OK; i++)
-        if (ranks[i] > 1)
+        if (ranks[i] != least)
             status = add_ranks(&s, ranks[i]);
     if (status < 0)
         json_decref(root);

@@ -224,9 +224,25 @@ static void warn_of_host(const tsr_decision *d, const tsr_inputs *inputs, uint64
             tsr_config_where(&inputs->config, "host_memory_budget"), tsr_text_string(&text));
 }
 
+/* Ranks that are to share what is too short to be shared have nothing to do. */
+static void warn_of_sharing(const tsr_decision *d, const tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    if (!tsr_spans_shared(&d->model.spans) || inputs->bounds.tokens > config->context_span)
+        return;
+    tsr_log(
+        TSR_LOG_WARNING,
+        "%s: context_parallel_size is %" PRId64 ", but no micro-batch has more than context_span "
+        "tokens, %" PRId64 ": of each %" PRId64 " ranks one computes and the others wait; write "
+        "context_parallel_size: 1",
+        tsr_config_where(config, "context_parallel_size"), config->context_parallel_size,
+        config->context_span, config->context_parallel_size);
+}
+
 tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs, uint64_t shown)
 {
     tsr_text text = {0};
+    warn_of_sharing(d, inputs);
     if (tsr_decide_host_bytes(d) + d->room.others_host > shown && shown)
         warn_of_host(d, inputs, shown);
     if (d->budget + d->room.others >= inputs->config.memory_budget)

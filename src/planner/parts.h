@@ -99,7 +99,7 @@ tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs
                            const tsr_allowance *allowed);
 
 /* Says of a memory_budget that does not fit the card what it was cut to, and why; and of a job that needs more host memory than
- * the `shown` bytes, that it does. 0: all is told. */
+ * the `shown` bytes, that it does. 0: all is told. And of ranks that share no micro-batch although they may, that they wait. */
 tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs, uint64_t shown);
 
 /* TSR_ECONFIG: what does not fit, and the smallest change that would. */
@@ -109,7 +109,7 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
 /* `text` behind its label, broken at spaces. */
 void tsr_decide_put_line(tsr_text *out, const char *label, const char *text);
 
-/* Rows of a tile of a layer's tail (model/program.h) in the largest micro-batches; 0: there are no tiles. */
+/* Rows of a tile of a layer (model/program.h) in the largest micro-batches; 0: there are no tiles. */
 int64_t tsr_decide_tile_rows(const tsr_decision *d);
 
 /* "157.85 MiB". */
@@ -117,6 +117,9 @@ void tsr_decide_put_bytes(tsr_text *out, uint64_t bytes);
 
 /* "128 a layer, 8 of a token: 3.35 of 30.5 billion parameters are active" */
 void tsr_decide_put_experts(tsr_text *out, const tsr_layout *layout);
+
+/* "2 ranks share each micro-batch of more than 8192 tokens ...", where any do. */
+void tsr_decide_put_context(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs);
 
 /* What a buffer is for in a user's words: "gather slots"; its own `why` where there are none. */
 const char *tsr_decide_words(const tsr_buffer *buffer);

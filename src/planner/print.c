@@ -295,14 +295,15 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         ",\"trainable_parameters\":%" PRIu64
         ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
         "\"optimizer_offload\":%s,"
-        "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d,\"tile_rows\":%" PRId64,
+        "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d,\"tile_rows\":%" PRId64
+        ",\"context_parallel_size\":%d,\"rank_tokens\":%" PRId64,
         view->ranks, d->group, d->replicas, d->plan->hash, memory->total[TSR_PLACE_DEVICE],
         memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE], d->reserve, d->budget,
         d->host_budget, layout->parameter_count, layout->trainable_count, base_compute(d),
         d->plan->options.slots, d->activations_offloaded ? "true" : "false",
         d->state_offloaded ? "true" : "false", d->plan->chunk_count,
         d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1,
-        tsr_decide_tile_rows(d));
+        tsr_decide_tile_rows(d), d->model.spans.ranks, d->model.bounds.tokens);
     print_json_experts(out, layout);
     tsr_text_puts(out, ",\n\"units\":[");
     for (int i = 0; i < layout->plan_unit_count; i++) {
@@ -403,6 +404,13 @@ static void print_units(tsr_text *out, const tsr_decision *d, const tsr_layout *
                     largest_unit(d, head, all), d->plan->slot_bytes);
 }
 
+static void print_context(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs)
+{
+    size_t before = out->length;
+    tsr_decide_put_context(out, d, inputs);
+    tsr_text_puts(out, out->length > before ? " (context_parallel_size)\n" : "");
+}
+
 static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                                const tsr_topology_view *view, const tsr_speeds *speeds,
                                const tsr_largest *largest)
@@ -438,9 +446,10 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                         d->stride);
     if (tsr_decide_tile_rows(d))
         tsr_text_printf(out,
-                        "what follows attention in a layer runs on %" PRId64
-                        " tokens at a time (context_span)\n",
+                        "a layer's linears, norms and what else makes each row by itself run on "
+                        "%" PRId64 " tokens at a time (context_span)\n",
                         tsr_decide_tile_rows(d));
+    print_context(out, d, inputs);
     if (d->plan->reduces_late)
         tsr_text_puts(out, "every rank keeps the whole adapter gathered for a step, and "
                            "gradients are reduced at the end of the backward\n");

@@ -320,8 +320,7 @@ static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
     if (d->stride)
         tsr_text_printf(&line, ", one of every %d keeps its input", d->stride);
     if (tsr_decide_tile_rows(d))
-        tsr_text_printf(&line, "; layers in tiles of %" PRId64 " tokens behind attention",
-                        tsr_decide_tile_rows(d));
+        tsr_text_printf(&line, "; layers in tiles of %" PRId64 " tokens", tsr_decide_tile_rows(d));
     tsr_text_puts(&line, "; ");
     put_base(&line, d, inputs);
     if (d->activations_offloaded)
@@ -331,6 +330,30 @@ static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
     if (d->alternative_count > 1)
         tsr_text_printf(&line, "; the fastest of %d plans", d->alternative_count);
     tsr_decide_put_line(out, "chosen", tsr_text_string(&line));
+    out->failed |= line.failed;
+}
+
+void tsr_decide_put_context(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs)
+{
+    const tsr_spans *spans = &d->model.spans;
+    int64_t whole = inputs->bounds.tokens;
+    if (!tsr_spans_shared(spans))
+        return;
+    tsr_text_printf(out, "%d ranks share each micro-batch of more than %" PRId64 " tokens",
+                    spans->ranks, spans->rows);
+    if (whole <= spans->rows)
+        tsr_text_printf(out, ", but none has more than %" PRId64, whole);
+    else
+        tsr_text_printf(out, ", span by span: of %" PRId64 " tokens each has at most %" PRId64,
+                        whole, d->model.bounds.tokens);
+}
+
+static void put_context(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs)
+{
+    tsr_auto_text line = {0};
+    tsr_decide_put_context(&line, d, inputs);
+    if (line.length)
+        tsr_decide_put_line(out, "context", tsr_text_string(&line));
     out->failed |= line.failed;
 }
 
@@ -364,6 +387,7 @@ tsr_status tsr_decision_screen(tsr_text *out, const tsr_decision *d, const tsr_i
     if (!change) {
         put_step(out, d);
         put_chosen(out, d, inputs);
+        put_context(out, d, inputs);
     }
     if (largest->tokens)
         put_room(out, inputs, largest);

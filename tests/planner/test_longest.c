@@ -155,6 +155,8 @@ static void test_found(void **state)
         {"use_dora: true\ngradient_checkpointing: none\noffload: none\n", "24MiB", 2},
         {"objective: dpo\n", "12MiB", 1},
         {"packing: true\noffload: sharded\nper_device_train_batch_size: 8\n", "16MiB", 1},
+        {"lora_r: 4\ncontext_span: 64\n", "12MiB", 2},
+        {"lora_r: 4\ncontext_span: 64\ncontext_parallel_size: 2\n", "12MiB", 2},
     };
     int64_t length[sizeof cases / sizeof *cases];
     (void)state;
@@ -167,7 +169,8 @@ static void test_found(void **state)
         assert_in_range(length[i], 16, 8191);
     }
     assert_true(length[0] < 256 && length[0] < length[1] && length[1] < length[2]);
-    assert_true(length[4] < length[2]); /* what is on auto makes room */
+    assert_true(length[4] < length[2]);         /* what is on auto makes room */
+    assert_true(length[9] > 3 * length[8] / 2); /* as do ranks that share a row */
 }
 
 /* A large budget: the model is what limits, and the key is named. */

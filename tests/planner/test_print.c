@@ -65,6 +65,15 @@ static char *screen(int *status, const char *type, int layers, int ranks, const 
     return screen_of(status, type, layers, ranks, more, NULL);
 }
 
+static char warnings[1024];
+
+static void add_warning(void *user, int severity, const char *line)
+{
+    (void)user;
+    if (severity == TSR_JOB_WARNING)
+        strncat(warnings, line, sizeof warnings - strlen(warnings) - 1);
+}
+
 static char *printed(const char *type, int layers, int ranks, const char *more, int json)
 {
     char config[4096], *text = NULL;
@@ -74,6 +83,7 @@ static char *printed(const char *type, int layers, int ranks, const char *more, 
                                .config_text = config,
                                .purpose = TSR_JOB_PLAN,
                                .plan_ranks = ranks,
+                               .log = add_warning,
                                .threads = 1};
     tsr_job *job;
     if (tsr_job_create(&job, &options) < 0)
@@ -272,6 +282,9 @@ static void test_screen(void **state)
          "base in host memory over 2 ranks; activations in host memory; "},
         {"offload: full\nresident_units: 2\nshard_group_size: 2\n", 4,
          "base in host memory, a copy a node, 2 of 7 units kept gathered"},
+        {"context_span: 32\ncontext_parallel_size: 2\n", 4,
+         "context  2 ranks share each micro-batch of more than 32 tokens, span by span: of 128 "
+         "tokens each has at most 64"},
         {"memory_budget: 8MiB\n", 8, "8.00 MiB of memory_budget on the CPU, for each of 8 ranks"},
     };
     (void)state;
@@ -298,6 +311,48 @@ static void test_screen(void **state)
         json_decref(p);
         free(text);
     }
+}
+
+/* Of three spans one rank has two; micro-batches that are no longer than a span are nobody's but one's. */
+static void test_context(void **state)
+{
+    static const struct {
+        int span, ranks, tokens;
+        const char *line, *warning;
+    } cases[] = {
+        {48, 2, 80,
+         "2 ranks share each micro-batch of more than 48 tokens, span by span: of 128 tokens each "
+         "has at most 80 (context_parallel_size)",
+         NULL},
+        {16, 3, 48, "3 ranks share", NULL},
+        {128, 2, 128, "of more than 128 tokens, but none has more than 128 (",
+         "configuration:5: context_parallel_size is 2, but no micro-batch has more than "
+         "context_span "
+         "tokens, 128: of each 2 ranks one computes and the others wait; write "
+         "context_parallel_size: 1"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char keys[256];
+        snprintf(keys, sizeof keys,
+                 "max_length: 128\ncontext_span: %d\ncontext_parallel_size: %d\n", cases[i].span,
+                 cases[i].ranks);
+        warnings[0] = 0;
+        char *text = printed("llama", 6, cases[i].ranks, keys, TSR_PLAN_BUFFERS);
+        json_t *p = plan("llama", 6, cases[i].ranks, keys);
+        if (!strstr(text, cases[i].line))
+            fail_msg("no '%s' in: %s", cases[i].line, text);
+        assert_int_equal(number(p, "context_parallel_size"), cases[i].ranks);
+        assert_int_equal(number(p, "rank_tokens"), cases[i].tokens);
+        if (cases[i].warning ? !strstr(warnings, cases[i].warning) : warnings[0])
+            fail_msg("%s: '%s'", keys, warnings);
+        json_decref(p);
+        free(text);
+    }
+    json_t *alone = plan("llama", 6, 2, "max_length: 128\n");
+    assert_int_equal(number(alone, "context_parallel_size"), 1);
+    assert_int_equal(number(alone, "rank_tokens"), 128);
+    json_decref(alone);
 }
 
 /* The time of a step, where the machine is known. */
@@ -584,6 +639,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers),
                                        cmocka_unit_test(test_screen),
+                                       cmocka_unit_test(test_context),
                                        cmocka_unit_test(test_screen_time),
                                        cmocka_unit_test(test_screen_refused),
                                        cmocka_unit_test(test_fp8),
