@@ -555,9 +555,7 @@ static const tsr_key memory_keys[] = {
      .high = TSR_CONFIG_MAX_SLOTS, .initial = "2", .help = "units gathered at a time"},
     {"context_span", G, TSR_KEY_INT, AT(context_span), .low = 16, .high = 1 << 20, .step = 16,
      .flags = TSR_KEY_RESULT, .initial = "8192",
-     .help = "tokens of a long micro-batch that go through a layer's linears at a time, and that a "
-             "rank "
-             "gets at a time"},
+     .help = "tokens of a long micro-batch that linears, and ranks that share it, take at a time"},
     {"context_parallel_size", G, TSR_KEY_INT, AT(context_parallel_size), .flags = TSR_KEY_OF_BASE,
      .low = 1, .high = 1 << 10, .initial = "1",
      .help = "ranks that share each micro-batch, span by span, for rows too long for one"},

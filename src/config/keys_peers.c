@@ -64,7 +64,6 @@ static const tsr_key_peer peers[] = {
     {"eval_delay", "0 null", "eval_on_start and eval_strategy say when the first evaluation is"},
     {"ignore_data_skip", "false null", "a resumed run continues with the data it has not seen"},
     {"optim_target_modules", "null []", "it belongs to optimizers that are not supported"},
-    {"parallelism_config", "null {}", "sharding is built in"},
     {"accelerator_config", "null {}", "a micro-batch is of one rank"},
     {"precompute_ref_log_probs", NULL,
      "the reference's log-probabilities are computed once, before step 1"},

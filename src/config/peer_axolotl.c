@@ -48,6 +48,7 @@ static const tsr_key_alias renamed[] = {
     {"loraplus_lr_ratio", "loraplus_lr_ratio", NULL, 0, NULL},
     {"loraplus_lr_embedding", "loraplus_lr_embedding", NULL, 0, NULL},
     {"early_stopping_patience", "early_stopping_patience", NULL, 0, NULL},
+    {"sequence_parallel_degree", "context_parallel_size", NULL, 0, NULL}, /* its older name */
     {0},
 };
 
@@ -364,8 +365,6 @@ static const tsr_key_peer others[] = {
     {"expert_parallel_*", "null 1", sharded},
     {"diffusion", "null {}", "the loss is that of the next token"},
     {"llmcompressor", "null {}", "the base is NF4 or as the checkpoint has it"},
-    {"context_parallel_size", "null 1", "each rank has rows of its own"},
-    {"sequence_parallel_degree", "null 1", "each rank has rows of its own"},
     {"tensor_parallel_size", "null 1", sharded},
     {"push_dataset_to_hub", NULL, "nothing is sent anywhere"},
     {"deepspeed", NULL, sharded},

@@ -84,6 +84,35 @@ static void convert_datasets(tsr_peers_work *work, const tsr_config_entry *entry
         tsr_peers_give_data(work, entry, "dataset", &list);
 }
 
+/* Accelerate's ParallelismConfig, of which accelerate's own files give the members a prefix: of all that ranks can divide here
+ * it is rows that a key has to ask for. */
+static void convert_parallelism(tsr_peers_work *work, const tsr_config_entry *entry)
+{
+    static const char prefix[] = "parallelism_config_";
+    const tsr_yaml_value *map = &entry->value, *sharers = NULL;
+    if (map->kind != TSR_YAML_MAP)
+        tsr_peers_refuse(work, entry, map, "expected a map: cp_size and the like");
+    for (int i = 0; map->kind == TSR_YAML_MAP && i < map->count; i++) {
+        const char *name = map->keys[i].text, *end = strstr(name, "_size");
+        name += strncmp(name, prefix, sizeof prefix - 1) ? 0 : sizeof prefix - 1;
+        if (!end || end[5] || !strncmp(name, "dp_", 3) ||
+            tsr_peers_is_one_of(&map->items[i], "1 null"))
+            continue;
+        if (strncmp(name, "cp_", 3) != 0 && strncmp(name, "sp_", 3) != 0)
+            tsr_peers_refuse(work, entry, &map->keys[i],
+                             "linears are not divided among ranks: sharding is built in");
+        else if (sharers)
+            tsr_peers_refuse(work, entry, &map->keys[i],
+                             "only one of cp_size and sp_size may be above 1");
+        else
+            sharers = &map->items[i];
+    }
+    if (sharers)
+        tsr_peers_give(work, entry, "context_parallel_size", *sharers);
+    else
+        tsr_peers_idle(work, entry, "sharding is built in");
+}
+
 static const tsr_peer_converted converted[] = {
     {"datasets", "dataset", convert_datasets, "a map each: path, name, split, fraction (weight)"},
     {"test_split_size", "validation_split", tsr_peers_convert_share, ""},
@@ -91,6 +120,8 @@ static const tsr_peer_converted converted[] = {
      "bitsandbytes' 8-bit AdamW: the same; any other AdamW: adamw_torch, 32-bit state"},
     {"report_to", "report_to", convert_report_to, "others than tensorboard are not written to"},
     {"num_processes", NULL, tsr_peers_convert_processes, "start as many ranks"},
+    {"parallelism_config", "context_parallel_size", convert_parallelism,
+     "its `cp_size` or `sp_size`; `dp_*` is built in, `tp_size` above 1 refused"},
     {0},
 };
 

@@ -39,6 +39,11 @@ static void test_axolotl(void **state)
          NULL,
          {"load_in_4bit: true\n", "warmup_steps: 0.1  # warmup_ratio",
           "max_length: 64  # sequence_len", "lr_scheduler_type: linear  # lr_scheduler", "!0.03"}},
+        /* one name with us, and an older one */
+        {AXOLOTL SETS "context_parallel_size: 4\n", NULL, {"\ncontext_parallel_size: 4\n"}},
+        {AXOLOTL SETS "sequence_parallel_degree: 2\ncontext_parallel_size:\n",
+         NULL,
+         {"context_parallel_size: 2  # sequence_parallel_degree"}},
         /* null is "not given" */
         {AXOLOTL SETS
          "warmup_steps:\nlora_target_linear:\nlora_model_dir:\nwandb_project:\nmax_steps:\n",
@@ -433,6 +438,17 @@ static void test_trl(void **state)
         {"model_name_or_path: m\ndataset_name: d.jsonl\noptim: adamw_8bit\nnum_processes: 4\n",
          NULL,
          {"optim: adamw_8bit", "!32-bit", "launch/run -n 4"}},
+        {"model_name_or_path: m\ndataset_name: d.jsonl\n"
+         "parallelism_config: {cp_size: 2, dp_shard_size: 4, tp_size: 1, cp_backend: torch}\n",
+         NULL,
+         {"context_parallel_size: 2  # parallelism_config"}},
+        {"model_name_or_path: m\ndataset_name: d.jsonl\nparallelism_config:\n"
+         "  parallelism_config_sp_size: 8\n  parallelism_config_dp_replicate_size: 2\n",
+         NULL,
+         {"context_parallel_size: 8  # parallelism_config"}},
+        {"model_name_or_path: m\ndataset_name: d.jsonl\nparallelism_config: {dp_shard_size: 8}\n",
+         NULL,
+         {"!context_parallel_size", "(sharding is built in)"}},
         /* a job.yaml of ours stays what it is */
         {"model_name_or_path: m\ndataset: d.jsonl\noutput_dir: o\nbf16: false\n",
          NULL,
@@ -447,6 +463,11 @@ static void test_trl(void **state)
          NULL,
          {"no key 'template'", "chat_template?"}},
         {"datasets: [{name: x}]\n", NULL, {"expected a path"}},
+        {"dataset_name: d\nparallelism_config: {tp_size: 2}\n", NULL, {"found 'tp_size'"}},
+        {"dataset_name: d\nparallelism_config: {cp_size: 2, sp_size: 2}\n",
+         NULL,
+         {"found 'sp_size'"}},
+        {"dataset_name: d\nparallelism_config: 2\n", NULL, {"found '2'", "cp_size"}},
         {"datasets: [{path: x, data_dir: y}]\n", NULL, {"found 'data_dir'"}},
     };
     check_each(cases, COUNT(cases));
