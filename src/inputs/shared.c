@@ -79,14 +79,28 @@ static const char *whole_node(const tsr_layout *layout)
     return NULL;
 }
 
-tsr_status tsr_inputs_check_shared(const tsr_inputs *inputs, int ranks)
+/* The key that has a table trained; NULL: none is. */
+static const char *trained_table(const tsr_inputs *inputs)
 {
     const tsr_config *config = &inputs->config;
     const tsr_layout *layout = &inputs->layout;
+    if (!layout->embedding_count && !layout->head_whole && layout->head_lora.r == 0 &&
+        !layout->head_rows.count)
+        return NULL;
+    if (config->modules_to_save.count)
+        return "modules_to_save";
+    bool tokens = config->trainable_token_indices.embedding.count > 0 ||
+                  config->trainable_token_indices.head.count > 0;
+    return tokens ? "trainable_token_indices" : "lora_target_modules";
+}
+
+tsr_status tsr_inputs_check_shared(const tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
     if (config->context_parallel_size == 1)
         return TSR_OK;
     TSR_TRY(check_ranks(config, inputs->cuda, ranks));
-    const char *node = whole_node(layout);
+    const char *node = whole_node(&inputs->layout), *table = trained_table(inputs);
     const struct {
         bool asked;
         const char *key, *why;
@@ -95,11 +109,8 @@ tsr_status tsr_inputs_check_shared(const tsr_inputs *inputs, int ranks)
         {config->objective.kind != TSR_OBJECTIVE_SFT, "objective",
          "the loss of a pair needs both of its rows whole"},
         {config->adapter_count > 1, "adapters", "several adapters in one run"},
-        {layout->embedding_count > 0 || layout->head_whole || layout->head_lora.r > 0 ||
-             layout->head_rows.count > 0,
-         "lora_target_modules",
-         "trained tables (modules_to_save, trainable_token_indices, a LoRA of embed_tokens or "
-         "lm_head): their gradients are summed over whole micro-batches"},
+        {table != NULL, table,
+         "gradients of the embedding and the head are summed over whole micro-batches"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         if (refused[i].asked)

@@ -229,6 +229,37 @@ static void test_resume(void **state)
     job_result_free(&second);
 }
 
+/* What two ranks that share micro-batches begin one ends, and the other way round. */
+static void test_resume_shared(void **state)
+{
+    (void)state;
+    static const char keys[] = "lora_r: 4\nlora_dropout: 0.1\n";
+    static const char *const use[] = {"", "context_parallel_size: 2\n"};
+    static const char *const output[] = {"alone", "shared"};
+    char config[4096], more[128];
+    job_result whole, first, second;
+    configure(config, keys, "", 16);
+    job_run(&whole, 1, config);
+    for (int i = 0; i < 2 && job_ranks(2) == 2; i++) {
+        const job_event stop = {.rank = i, .stop_after = 1};
+        configure(config, keys, use[i], 16);
+        job_run_in(&first, i + 1, config, output[i], &stop);
+        if (!first.stopped)
+            fail_msg("on %d ranks: %s", i + 1, first.message);
+        snprintf(more, sizeof more, "resume_from_checkpoint: true\n%s", use[!i]);
+        configure(config, keys, more, 16);
+        job_run_in(&second, 2 - i, config, output[i], NULL);
+        if (second.status != 0)
+            fail_msg("resumed on %d ranks: %s", 2 - i, second.message);
+        assert_int_equal(second.resumed, first.step_count);
+        job_assert_part(&whole, &first, 0, false, "stopped");
+        job_assert_part(&whole, &second, first.step_count, true, "resumed");
+        job_result_free(&first);
+        job_result_free(&second);
+    }
+    job_result_free(&whole);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -242,10 +273,11 @@ int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora),        cmocka_unit_test(test_dora),
-        cmocka_unit_test(test_few_modules), cmocka_unit_test(test_int8),
-        cmocka_unit_test(test_packed),      cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_short),       cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_lora),          cmocka_unit_test(test_dora),
+        cmocka_unit_test(test_few_modules),   cmocka_unit_test(test_int8),
+        cmocka_unit_test(test_packed),        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_short),         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_resume_shared),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }

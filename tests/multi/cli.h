@@ -11,6 +11,7 @@
 #define CLI_TINY_LLAMA   TSR_SOURCE_DIR "/examples/tiny-llama"
 #define CLI_PREQUANTIZED TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama"
 #define CLI_TRACES       TSR_SOURCE_DIR "/tests/golden/traces"
+#define CLI_FAMILIES     TSR_SOURCE_DIR "/tests/golden/families"
 
 /* argv of the test program: launch/run, tessera, and maybe the one case to run. */
 void cli_open(int argc, char **argv);

@@ -96,6 +96,12 @@ static void adapter_is_a_checkpoint(void)
     cli_link_all(CLI_TRACES "/init/lora_r8", "out/checkpoint-6");
 }
 
+static void two_adapters(void)
+{
+    cli_edit("job.yaml", "lora_r: 2\n",
+             "lora_r: 2\ncontext_parallel_size: 2\nadapters: [{name: a}, {name: b}]\n");
+}
+
 static void min_lr_of_linear(void)
 {
     cli_edit("job.yaml", "max_steps: 2\n", "lr_scheduler_kwargs: {min_lr: 1e-5}\n");
@@ -123,6 +129,13 @@ static void long_rows(void)
     {                                                                                              \
         title, NULL, NULL, 78, {"one of several ranks", "unset", word},                            \
             .wrapper = "export " variables "; exec \"$@\""                                         \
+    }
+
+/* What does not go with ranks that share micro-batches, which a plan knows too. */
+#define SHARED(title, keys, checkpoint, found, fix)                                                \
+    {                                                                                              \
+        title, NULL, keys, 78, {found, fix}, .model = checkpoint,                                  \
+                                             .command = "plan job.yaml --ranks 2"                  \
     }
 
 const cli_bad_case cli_bad_config[] = {
@@ -353,6 +366,42 @@ const cli_bad_case cli_bad_config[] = {
      78,
      {"shard_group_size is 2, but the job has 3 ranks"},
      3},
+    {"sharers_do_not_divide",
+     NULL,
+     "context_parallel_size=2",
+     78,
+     {"context_parallel_size is 2, but the job has 3 ranks", "it must divide them (mpirun -n"},
+     3},
+    SHARED("sharers_of_one_rank", "context_parallel_size=3", NULL,
+           "context_parallel_size is 3, but the job has 2 ranks", "of a plan --ranks"),
+    SHARED("shared_pairs", "context_parallel_size=2 objective=dpo", NULL, "what objective names",
+           "write context_parallel_size: 1"),
+    SHARED("shared_head", "context_parallel_size=2 modules_to_save=[lm_head]", NULL,
+           "what modules_to_save names: gradients of the embedding and the head",
+           "write context_parallel_size: 1"),
+    SHARED("shared_tokens", "context_parallel_size=2 trainable_token_indices=[1,2]", NULL,
+           "what trainable_token_indices names", "write context_parallel_size: 1"),
+    SHARED("shared_embedding", "context_parallel_size=2 lora_target_modules=[q_proj,embed_tokens]",
+           NULL, "what lora_target_modules names", "write context_parallel_size: 1"),
+    SHARED("shared_experts", "context_parallel_size=2", CLI_FAMILIES "/qwen3_moe/checkpoint",
+           "what model_name_or_path names: experts", "write context_parallel_size: 1"),
+    SHARED("shared_delta_rule", "context_parallel_size=2", CLI_FAMILIES "/qwen3_5/checkpoint",
+           "what model_name_or_path names: ", "write context_parallel_size: 1"),
+    SHARED("sharers_none", "context_parallel_size=0", NULL, "context_parallel_size: found '0'",
+           "from 1 to 1024"),
+    {"shared_adapters",
+     two_adapters,
+     NULL,
+     78,
+     {"what adapters names", "write context_parallel_size: 1"},
+     .command = "plan job.yaml --ranks 2"},
+#ifdef TSR_CUDA
+    SHARED(
+        "shared_in_odd_spans",
+        "context_parallel_size=2 context_span=8208 backend=cuda memory_budget=8GiB", NULL,
+        "context_span is 8208; with context_parallel_size 2 on GPUs it must be a multiple of 128",
+        "override context_span=8208"),
+#endif
     {"no_such_module",
      NULL,
      "lora_target_modules=[qq_proj]",
