@@ -66,17 +66,18 @@ void tsr_cost_quantize(const tsr_costing *c, double width, bool made)
 
 /* ---- tiles ---- */
 
-/* Gradients of adapters are added up: two are read, one is written. */
+/* Gradients of adapters are rounded and added up: one is read with the sum of the tiles before it, and the sum written. */
 static void cost_sums(const tsr_costing *c, const tsr_step *step, double tiles)
 {
     tsr_step_gradient written[TSR_STEP_GRADIENTS];
     int count = tsr_step_gradients(written, c->layer->program, step);
     double bytes = 0;
     for (int i = 0; i < count; i++)
-        bytes += 3 * sizeof(float) * (double)(written[i].rows * written[i].columns);
+        bytes += (tiles * (sizeof(float) + 2 * sizeof(int64_t)) - sizeof(int64_t)) *
+                 (double)(written[i].rows * written[i].columns);
     if (count)
         tsr_cost_both(c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
-                      (tsr_work_amount){0, (tiles - 1) * bytes});
+                      (tsr_work_amount){0, bytes});
 }
 
 /* At least, all rows are done at once: each weight is decoded, and read, for all of them. */
@@ -100,8 +101,8 @@ void tsr_cost_step(const tsr_costing *c, const tsr_step *step, tsr_pass_kind pas
                          node, step, pass);
         tiles += (double)kinds[i].count;
     }
-    if (tiles > 1 && pass == TSR_PASS_BACKWARD)
-        cost_sums(c, step, tiles);
+    if (c->layer->program->tile_rows && pass == TSR_PASS_BACKWARD)
+        cost_sums(c, step, fmax(tiles, 1));
 }
 
 /* ---- the uses of a unit ---- */
