@@ -2,6 +2,7 @@
  * advise.c: what would fit: for a job that does not, and the largest that does.
  */
 #include "base/log.h"
+#include "inputs/shared.h"
 #include "planner/parts.h"
 
 #include <inttypes.h>
@@ -278,6 +279,26 @@ static void suggest_host_memory(tsr_text *out, const tsr_decision *d, uint64_t n
         tsr_text_puts(out, ", on a machine with that much for each rank");
 }
 
+/* The fewest ranks that have to share each micro-batch; 0: more than do so now do not help. */
+static tsr_status least_sharers(int *out, tsr_decision *d, const tsr_inputs *inputs,
+                                const tsr_topology_view *view)
+{
+    tsr_inputs like = *inputs;
+    const tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
+    int64_t *size = &like.config.context_parallel_size;
+    bool fits = false;
+    *out = 0;
+    if (inputs->bounds.tokens <= inputs->config.context_span)
+        return TSR_OK;
+    for (++*size; *size <= view->ranks && !fits; ++*size) {
+        if (view->ranks % *size || tsr_inputs_check_shared(&like, view->ranks) < 0)
+            continue;
+        TSR_TRY(tsr_decide_fits(&fits, d, &like, view, &like.bounds, &allowed));
+        *out = fits ? (int)*size : 0;
+    }
+    return TSR_OK;
+}
+
 /* What to change, cheapest first. */
 static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inputs,
                           const tsr_topology_view *view)
@@ -294,6 +315,13 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
             tsr_text_puts(out, widening[i]);
             return TSR_OK;
         }
+    }
+    int sharers;
+    TSR_TRY(least_sharers(&sharers, d, inputs, view));
+    if (sharers) {
+        tsr_text_printf(out, "context_parallel_size: %d (%d ranks then share each micro-batch)",
+                        sharers, sharers);
+        return TSR_OK;
     }
     int64_t tokens = 0;
     question q = {d, inputs, view, NULL, OF_TOKENS, 0};
