@@ -114,11 +114,14 @@ static void put_data(tsr_text *out, const tsr_config *config, const tsr_summary 
     tsr_text_puts(out, "\n");
 }
 
-static void put_device(tsr_text *out, const tsr_summary *s)
+static void put_device(tsr_text *out, const tsr_config *config, const tsr_summary *s)
 {
     tsr_text_puts(out, "device   ");
     if (s->ranks > 1)
         tsr_text_printf(out, "%d ranks, ", s->ranks);
+    if (config->context_parallel_size > 1)
+        tsr_text_printf(out, "%lld share a long micro-batch, ",
+                        (long long)config->context_parallel_size);
     tsr_text_puts(out, s->device ? s->device : "");
     if (s->device_peak_bytes) {
         tsr_text_puts(out, "; peak ");
@@ -218,7 +221,7 @@ void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summar
     put_model(out, config, s);
     put_adapter(out, config, s);
     put_data(out, config, s);
-    put_device(out, s);
+    put_device(out, config, s);
     put_steps(out, config, s);
     if (config->output_dir) {
         tsr_text_puts(out, "output   ");

@@ -361,9 +361,14 @@ static void test_summary(void **state)
     tsr_text_clear(&text);
     config.packing = true;
     tsr_summary_start(&text, &config, &summary);
+    config.context_parallel_size = 2;
     assert_non_null(strstr(text.data, "20, 4 rows each, "));
     tsr_text_clear(&text);
+    tsr_summary_start(&text, &config, &summary);
+    assert_non_null(strstr(text.data, "device   4 ranks, 2 share a long micro-batch, cpu, "));
+    tsr_text_clear(&text);
     config.packing = false;
+    config.context_parallel_size = 1;
     summary.step_samples = 1;
     config.save_strategy = TSR_CONFIG_EVERY_STEPS;
     config.save_steps = 0.2;
