@@ -1,6 +1,7 @@
 /*
  * The golden trainings of a family: eight steps in fp32, against what PEFT did; the gradient of every tensor at step 1;
- * the same bits with all recomputed, on three ranks and with other units. All of it for whole rows, and in tiles.
+ * the same bits with all recomputed, on three ranks and with other units. All of it for whole rows, and in tiles, which three
+ * ranks share.
  */
 #include "model/family_runs.h"
 
@@ -150,7 +151,7 @@ static void set_trace(job_spec *spec, const char *name)
 }
 
 static trace run_trace(const char *name, int ranks, const char *recompute, const char *units,
-                       int tile_rows, const char *output)
+                       int tile_rows, int sharers, const char *output)
 {
     job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
     trace out = {.gradients = ranks == 1 && !strcmp(dtype, "float32") ? name : NULL};
@@ -161,6 +162,7 @@ static trace run_trace(const char *name, int ranks, const char *recompute, const
     job_set(&spec, "gradient_checkpointing=%s", recompute);
     job_set(&spec, "unit_policy=%s", units);
     job_set(&spec, "context_span=%d", tile_rows);
+    job_set(&spec, "context_parallel_size=%d", sharers);
     job_set(&spec, "dtype=%s", dtype);
     job_set(&spec, "shuffle=false");
     set_trace(&spec, name);
@@ -221,22 +223,31 @@ static void judge_final(const char *name, const char *written)
     golden_trace_close(&facts);
 }
 
-/* In tiles of `tile_rows` tokens, where rows have more. */
+/* Whether ranks can share its rows: without experts and delta rules. */
+static bool shares(void)
+{
+    return !golden_has("b_lora_experts") && strncmp(family, "qwen3_5", 7) != 0;
+}
+
+/* In tiles of `tile_rows` tokens, where rows have more: three ranks then share each, if they can. */
 static void judge_tiled(const char *name, int tile_rows)
 {
     char alone[512], other[600];
     const struct {
         int ranks;
         const char *recompute, *units;
-    } ways[] = {{1, "full", "down_proj"}, {on_gpu() ? 1 : 3, "selective", "self_attn, mlp"}};
+        int sharers;
+    } ways[] = {{1, "full", "down_proj", 1},
+                {on_gpu() ? 1 : 3, "selective", "self_attn, mlp",
+                 on_gpu() || tile_rows > 16 || !shares() ? 1 : 3}};
     snprintf(alone, sizeof alone, "%s_%d", scratch_path("alone"), tile_rows);
-    trace first = run_trace(name, 1, "none", "layer", tile_rows, alone);
+    trace first = run_trace(name, 1, "none", "layer", tile_rows, 1, alone);
     judge_steps(name, &first, (nearness){TRACE_TOLERANCE, 2e-5, 1e-4});
     judge_final(name, alone);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         snprintf(other, sizeof other, "%s_%zu", alone, i);
-        trace got =
-            run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, tile_rows, other);
+        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, tile_rows,
+                              ways[i].sharers, other);
         assert_memory_equal(got.loss, first.loss, sizeof got.loss);
         assert_memory_equal(got.grad_norm, first.grad_norm, sizeof got.grad_norm);
         golden_same_adapter(alone, other);
@@ -308,7 +319,7 @@ void test_bf16(void **state)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char output[512];
         snprintf(output, sizeof output, "%s", scratch_path(names[i]));
-        trace got = run_trace(names[i], 1, "none", "layer", 8192, output);
+        trace got = run_trace(names[i], 1, "none", "layer", 8192, 1, output);
         judge_steps(names[i], &got, nearness_of_bf16(names[i]));
     }
     dtype = "float32";
