@@ -185,6 +185,24 @@ static void check_kept(void)
     }
 }
 
+/* One rank has no plan where two share micro-batches: these are the first row. */
+static void check_sharers(void)
+{
+    cli_output output;
+    cli_run(&output, 1, "XDG_CACHE_HOME=$PWD/cache exec \"$@\"",
+            "plan job.yaml --ranks 2,4 context_parallel_size=2 --json");
+    json_t *plan = json_loads(output.out, 0, NULL);
+    const json_t *rows = json_object_get(plan, "scale");
+    if (output.code != 0 || json_array_size(rows) != 2 ||
+        number(json_array_get(rows, 0), "ranks") != 2 ||
+        number(json_array_get(rows, 0), "lost") != 0 ||
+        number(json_array_get(rows, 1), "ranks") != 4)
+        cli_fail("plan --ranks 2,4 of two that share: %d\n%s%s", output.code, output.out,
+                 output.err);
+    json_decref(plan);
+    cli_output_free(&output);
+}
+
 /* The figures, by the example of the help, which a plan without figures proposes too; typed here. */
 static void check_env(void)
 {
@@ -219,6 +237,7 @@ static void check_env(void)
     free(example);
     free(help);
     check_kept();
+    check_sharers();
     cli_case_end();
 }
 
