@@ -100,8 +100,7 @@ typedef struct {
     double tokens, pairs; /* pairs: of tokens that see each other, over all documents */
     double pairs_here;    /* as many as this device's attention takes as long for; 0: pairs */
     double pairs_back;    /* the same of its backward; 0: as many as forward */
-    double
-        all_tokens; /* of a micro-batch that several ranks share, of which the others above are one's; 0: no other has any */
+    double all_tokens;    /* of all ranks that share a micro-batch of which this is one's; else 0 */
     int64_t step_micro; /* micro-batches of a step, of all ranks: for the choice of graphs; or 0 */
     bool last;          /* has the final norm */
     const tsr_layer_run *run; /* of one use of it; NULL: all of it */

@@ -24,8 +24,7 @@ typedef struct {
     const tsr_speeds *speeds;
     tsr_work_rates rates;
     double tokens, label_rows, length; /* of a micro-batch; length: of its documents */
-    double
-        all_tokens; /* where several ranks share it: tokens and label rows are then one's; else 0 */
+    double all_tokens; /* of all ranks that share it: the above are then one's; else 0 */
     double element;
     use_seconds *use;
     int *first;            /* [2 layer + whether it is the backward]: of its uses */

@@ -223,10 +223,10 @@ static void judge_final(const char *name, const char *written)
     golden_trace_close(&facts);
 }
 
-/* Whether ranks can share its rows: without experts and delta rules. */
+/* Whether ranks can share its rows: without delta rules. */
 static bool shares(void)
 {
-    return !golden_has("b_lora_experts") && strncmp(family, "qwen3_5", 7) != 0;
+    return strncmp(family, "qwen3_5", 7) != 0;
 }
 
 /* In tiles of `tile_rows` tokens, where rows have more: three ranks then share each, if they can. */

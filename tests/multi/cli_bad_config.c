@@ -383,8 +383,6 @@ const cli_bad_case cli_bad_config[] = {
            "what trainable_token_indices names", "write context_parallel_size: 1"),
     SHARED("shared_embedding", "context_parallel_size=2 lora_target_modules=[q_proj,embed_tokens]",
            NULL, "what lora_target_modules names", "write context_parallel_size: 1"),
-    SHARED("shared_experts", "context_parallel_size=2", CLI_FAMILIES "/qwen3_moe/checkpoint",
-           "what model_name_or_path names: experts", "write context_parallel_size: 1"),
     SHARED("shared_delta_rule", "context_parallel_size=2", CLI_FAMILIES "/qwen3_5/checkpoint",
            "what model_name_or_path names: ", "write context_parallel_size: 1"),
     SHARED("sharers_none", "context_parallel_size=0", NULL, "context_parallel_size: found '0'",
