@@ -28,54 +28,7 @@
 #define LEAST   1e-30f  /* dq of columns of smaller keys is 0 */
 #define STATS   3       /* of a query: lse, delta, units of its row of dq */
 
-/* ---- maxima, delta, units ---- */
-
-#define MOST_THREADS 256
-#define MOST_ROWS    128 /* tokens of a block */
-#define WIDEST       (TSR_WARP * TSR_VECTOR)
-
-static __device__ __forceinline__ unsigned float_bits(float value)
-{
-    return __float_as_uint(value) & 0x7fffffffu;
-}
-
-/* Into most[Hkv][dim + 1]: the largest |k| of each column, then the largest |v|^2. Floats that are not negative have
- * the order of their bits, NaN the last. */
-static __global__ void __launch_bounds__(MOST_THREADS)
-    find_most(attention_call c, const void *k, const void *v, unsigned *most)
-{
-    tsr_kernel_begin();
-    __shared__ unsigned block[WIDEST + 1];
-    int head = blockIdx.x, warp = threadIdx.x / TSR_WARP, x = threadIdx.x % TSR_WARP * TSR_VECTOR;
-    int first = blockIdx.y * MOST_ROWS, end = min(first + MOST_ROWS, used_tokens(&c));
-    unsigned column[TSR_VECTOR] = {}, square = 0;
-    for (int i = threadIdx.x; i <= c.dim; i += MOST_THREADS)
-        block[i] = 0;
-    __syncthreads();
-    for (int row = first + warp; row < end; row += MOST_THREADS / TSR_WARP) {
-        int64_t at = (int64_t)row * c.kv_heads + head;
-        float key[TSR_VECTOR] = {}, value[TSR_VECTOR] = {}, sum = 0;
-        if (x < c.dim)
-            tsr_load8(key, k, at * c.dim + x, TSR_BF16);
-        if (x < c.v_dim)
-            tsr_load8(value, v, at * c.v_dim + x, TSR_BF16);
-#pragma unroll
-        for (int i = 0; i < TSR_VECTOR; i++) {
-            column[i] = max(column[i], float_bits(key[i]));
-            sum += value[i] * value[i];
-        }
-        square = max(square, float_bits(tsr_warp_sum(sum)));
-    }
-#pragma unroll
-    for (int i = 0; i < TSR_VECTOR; i++)
-        if (x < c.dim)
-            atomicMax(block + x + i, column[i]);
-    if (x == 0)
-        atomicMax(block + c.dim, square);
-    __syncthreads();
-    for (int i = threadIdx.x; i <= c.dim; i += MOST_THREADS)
-        atomicMax(most + head * (c.dim + 1) + i, block[i]);
-}
+/* ---- delta, units ---- */
 
 #define ROW_THREADS 256
 
@@ -503,7 +456,7 @@ static uint64_t sum_bytes(int64_t tokens, int q_heads, int kv_heads, int width)
 uint64_t attention_mma_workspace_bytes(const tsr_attention_bounds *b)
 {
     int v_dim = tsr_attention_v_dim(b->v_dim, b->head_dim), width = width_of(b->head_dim, v_dim);
-    uint64_t most = (uint64_t)b->kv_heads * (uint64_t)(b->head_dim + 1) * sizeof(unsigned);
+    uint64_t most = attention_bounds_bytes(b->kv_heads, b->head_dim);
     uint64_t rows = (uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float);
     if (b->dtype != TSR_BF16 || b->softcap != 0 || !b->train || !width || b->kv_heads < 1)
         return 0;
@@ -547,18 +500,17 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
     int group = c->q_heads / c->kv_heads, bytes = bytes_of(shape);
     uint64_t one = group_bytes(c->tokens, c->q_heads, c->kv_heads, shape->width);
     uint64_t sums = sum_bytes(c->tokens, c->q_heads, c->kv_heads, shape->width);
-    int64_t stats = (int64_t)c->tokens * c->q_heads, mosts = (int64_t)c->kv_heads * (c->dim + 1);
+    int64_t stats = (int64_t)c->tokens * c->q_heads;
     int32_t *sum = (int32_t *)args->shape.workspace;
     unsigned *most = (unsigned *)((char *)sum + sums);
-    float *delta = (float *)(most + mosts), *units = delta + stats;
+    float *delta = (float *)((char *)most + attention_bounds_bytes(c->kv_heads, c->dim));
+    float *units = delta + stats;
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
     unsigned threads = (unsigned)(shape->keys * shape->parts);
     gradients_kernel *gradients = shape->gradients;
     finish_kernel *finish = shape->finish;
     TSR_TRY(tsr_allow_shared(stream, (const void *)gradients, bytes, "attention_backward"));
-    TSR_TRY(tsr_stream_fill(stream, most, 0, (uint64_t)mosts * sizeof *most));
-    dim3 keys((unsigned)c->kv_heads, tsr_blocks(c->tokens, MOST_ROWS));
-    TSR_LAUNCH(find_most, keys, MOST_THREADS, stream, *c, args->k, args->v, most);
+    TSR_TRY(attention_bound_keys(stream, c, args->k, args->v, most));
     TSR_LAUNCH(find_units, tsr_blocks(stats, ROW_THREADS / TSR_WARP), ROW_THREADS, stream, *c,
                args->o, args->d_o, most, delta, units);
     int at_once = (int)(sums / one);

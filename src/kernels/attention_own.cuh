@@ -36,6 +36,12 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
 /* Of the backward; 0 where it takes no such bounds. */
 uint64_t attention_mma_workspace_bytes(const tsr_attention_bounds *bounds);
 
+/* attention_bounds.cu: into most[Hkv][dim + 1] the bits of the largest |k| of each column, then of the largest <v, v>; the
+ * rest of the bytes is scratch. BF16, vectors, heads of at most 256. */
+uint64_t attention_bounds_bytes(int kv_heads, int dim);
+tsr_status attention_bound_keys(tsr_stream *stream, const attention_call *c, const void *k,
+                                const void *v, unsigned *most);
+
 /* The score of a head's sink; -inf without one. */
 static __device__ __forceinline__ float sink_of(const attention_call *c, int head)
 {

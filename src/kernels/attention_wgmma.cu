@@ -467,9 +467,10 @@ static __device__ __forceinline__ void begin_block(const attention_block *b)
         tsr_barrier_made();
     }
     if (threadIdx.x < DIM)
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(b->memory + AT_UNITS + threadIdx.x * 4),
-                     "f"(b->w->column_unit[b->kv_head * DIM + threadIdx.x])
-                     : "memory");
+        asm volatile(
+            "st.shared.f32 [%0], %1;" ::"r"(b->memory + AT_UNITS + threadIdx.x * 4),
+            "f"(attention_wgmma_column_unit(attention_wgmma_most(b->w, b->kv_head)[threadIdx.x]))
+            : "memory");
     __syncthreads();
 }
 
@@ -543,9 +544,7 @@ static void lay_out(attention_wgmma_work *w, attention_room *room, int64_t token
     w->lse = (float *)take(room, rows, sizeof(float));
     w->delta = (float *)take(room, rows, sizeof(float));
     w->row_unit = (float *)take(room, rows, sizeof(float));
-    w->bound = (uint32_t *)take(room, TSR_WGMMA_BOUNDERS * kv_heads * (DIM + 1), sizeof(uint32_t));
-    w->column_unit = (float *)take(room, kv_heads * DIM, sizeof(float));
-    w->v_square = (float *)take(room, kv_heads, sizeof(float));
+    w->most = (unsigned *)take(room, (int64_t)attention_bounds_bytes((int)kv_heads, DIM), 1);
     w->sum = (int32_t *)take(room, 0, 0);
 }
 
@@ -642,7 +641,7 @@ tsr_status tsr_attention_backward_wgmma(tsr_stream *stream, const tsr_attention_
     if (!map_all(&maps, tsr_kernels_kept(stream)->boxes, a))
         return tsr_fail(TSR_EDEVICE, "%s: the driver maps no boxes of its operands", op);
     TSR_TRY(tsr_allow_shared(stream, (const void *)backward_blocks, BYTES, op));
-    TSR_TRY(attention_wgmma_bound(stream, &w, a->k, a->v));
+    TSR_TRY(attention_bound_keys(stream, &w.call, a->k, a->v, w.most));
     for (int count = w.kv_count; w.first_kv < s->kv_heads; w.first_kv += count) {
         w.kv_count = s->kv_heads - w.first_kv < count ? s->kv_heads - w.first_kv : count;
         TSR_TRY(attention_wgmma_begin(stream, &w, a->o, a->d_o, a->lse));

@@ -7,11 +7,10 @@
 #include "kernels/attention_own.cuh"
 #include "kernels/attention_wgmma.h"
 
-#define TSR_WGMMA_DIM      128
-#define TSR_WGMMA_KEYS     128 /* of a block */
-#define TSR_WGMMA_QUERIES  64  /* of a tile */
-#define TSR_WGMMA_TILE     (TSR_WGMMA_QUERIES * TSR_WGMMA_DIM)
-#define TSR_WGMMA_BOUNDERS 64 /* blocks that look for the largest keys of a head */
+#define TSR_WGMMA_DIM     128
+#define TSR_WGMMA_KEYS    128 /* of a block */
+#define TSR_WGMMA_QUERIES 64  /* of a tile */
+#define TSR_WGMMA_TILE    (TSR_WGMMA_QUERIES * TSR_WGMMA_DIM)
 
 /*
  * A tile of sums is [half of the columns][16 queries][8 columns][lane][4]: as the fragments of a product have it, lane 4 g + t
@@ -23,16 +22,35 @@ typedef struct {
     int first_kv, kv_count; /* key heads of this launch */
     bool by_token;          /* lse is [tokens, Hq] */
     float *lse, *delta,
-        *row_unit;   /* [Hq, padded]; lse in base 2, of no document inf; row_unit: of dq's sums */
-    uint32_t *bound; /* [bounders, Hkv, 128 + 1]: bits of max |k_c|, of max v v */
-    float *column_unit; /* [Hkv, 128] */
-    float *v_square;    /* [Hkv]: max v v */
-    int32_t *sum;       /* [heads of a launch, padded / 64, tile] */
+        *row_unit;  /* [Hq, padded]; lse in base 2, of no document inf; row_unit: of dq's sums */
+    unsigned *most; /* [Hkv, 128 + 1], as attention_bound_keys leaves it */
+    int32_t *sum;   /* [heads of a launch, padded / 64, tile] */
 } attention_wgmma_work;
 
-/* attention_wgmma_ends.cu: once for a call; before and after each launch. */
-tsr_status attention_wgmma_bound(tsr_stream *stream, const attention_wgmma_work *w, const void *k,
-                                 const void *v);
+/* Of a key head. */
+static __device__ __forceinline__ const unsigned *
+attention_wgmma_most(const attention_wgmma_work *w, int kv_head)
+{
+    return w->most + kv_head * (TSR_WGMMA_DIM + 1);
+}
+
+#define TSR_WGMMA_SMALLEST (-60) /* exponent of a bound: units stay far from infinity */
+
+/* 2^top over the power of two above a bound; NaN, so that dq is, where the bound is not finite or next to it. */
+static __device__ __forceinline__ float attention_wgmma_unit(float bound, int top)
+{
+    int exponent = (int)(__float_as_uint(bound) >> 23 & 0xff) - 126;
+    if (exponent > 126)
+        return NAN;
+    return __uint_as_float((uint32_t)(top - max(exponent, TSR_WGMMA_SMALLEST) + 127) << 23);
+}
+
+static __device__ __forceinline__ float attention_wgmma_column_unit(unsigned most)
+{
+    return attention_wgmma_unit(__uint_as_float(most), 0);
+}
+
+/* attention_wgmma_ends.cu: before and after each launch. */
 tsr_status attention_wgmma_begin(tsr_stream *stream, const attention_wgmma_work *w, const void *o,
                                  const void *d_o, const float *lse);
 tsr_status attention_wgmma_end(tsr_stream *stream, const attention_wgmma_work *w, void *dq);

@@ -1,8 +1,8 @@
 /*
- * attention_wgmma_ends.cu: contract attention_wgmma.h: before its kernel the bounds that dq's sums need, delta and zeros;
+ * attention_wgmma_ends.cu: contract attention_wgmma.h: before its kernel the units of dq's sums, delta and zeros;
  * after it dq of the sums.
  *
- * Cost     k and v once; for a token and query head o, do and the sum, 1024 bytes, then the sum and dq, 768
+ * Cost     for a token and query head o, do and the sum, 1024 bytes, then the sum and dq, 768
  */
 #include "kernels/attention_wgmma.cuh"
 #include "kernels/mma.cuh"
@@ -10,18 +10,8 @@
 #define THREADS   256
 #define ROW_LANES (TSR_WGMMA_DIM / TSR_VECTOR) /* of a token and head: 8 columns each */
 #define ROWS      (THREADS / ROW_LANES)
-#define BOUNDS    (TSR_WGMMA_DIM + 1)
 #define LOG2_E    1.4426950408889634f
 #define MARGIN    1.0625f /* what rounding of P, dS and o may add to a sum */
-#define SMALLEST  (-60)   /* exponent of a bound: units stay far from infinity */
-
-/* ---- bounds ---- */
-
-/* The larger of floats that are not negative, or NaN. */
-static __device__ __forceinline__ uint32_t larger(uint32_t most, float value)
-{
-    return max(most, __float_as_uint(value) & 0x7fffffff);
-}
 
 static __device__ __forceinline__ float row_sum(float value)
 {
@@ -30,78 +20,6 @@ static __device__ __forceinline__ float row_sum(float value)
         value += __shfl_xor_sync(0xffffffffu, value, offset);
     return value;
 }
-
-/* Block (x, h): every so many tokens of key head h. */
-static __global__ void __launch_bounds__(THREADS)
-    bound_keys(attention_wgmma_work w, const void *k, const void *v)
-{
-    tsr_kernel_begin();
-    __shared__ uint32_t most[BOUNDS];
-    int lane = threadIdx.x % ROW_LANES, head = blockIdx.y, used = used_tokens(&w.call);
-    uint32_t of_k[TSR_VECTOR] = {}, of_v = 0;
-    if (threadIdx.x < BOUNDS)
-        most[threadIdx.x] = 0;
-    __syncthreads();
-    for (int first = blockIdx.x * ROWS; first < used; first += TSR_WGMMA_BOUNDERS * ROWS) {
-        int token = first + threadIdx.x / ROW_LANES;
-        float key[TSR_VECTOR] = {}, value[TSR_VECTOR] = {}, square = 0;
-        if (token < used) {
-            int64_t at = ((int64_t)token * w.call.kv_heads + head) * TSR_WGMMA_DIM;
-            tsr_load8(key, k, at + lane * TSR_VECTOR, TSR_BF16);
-            tsr_load8(value, v, at + lane * TSR_VECTOR, TSR_BF16);
-        }
-#pragma unroll
-        for (int i = 0; i < TSR_VECTOR; i++) {
-            of_k[i] = larger(of_k[i], key[i]);
-            square += value[i] * value[i];
-        }
-        of_v = larger(of_v, row_sum(square));
-    }
-#pragma unroll
-    for (int i = 0; i < TSR_VECTOR; i++)
-        atomicMax(&most[lane * TSR_VECTOR + i], of_k[i]);
-    atomicMax(&most[TSR_WGMMA_DIM], of_v);
-    __syncthreads();
-    if (threadIdx.x < BOUNDS)
-        w.bound[((int64_t)blockIdx.x * w.call.kv_heads + head) * BOUNDS + threadIdx.x] =
-            most[threadIdx.x];
-}
-
-/* 2^top over the power of two above a bound; NaN, so that dq is, where the bound is not finite or next to it. */
-static __device__ __forceinline__ float unit_of(float bound, int top)
-{
-    int exponent = (int)(__float_as_uint(bound) >> 23 & 0xff) - 126;
-    if (exponent > 126)
-        return NAN;
-    return __uint_as_float((uint32_t)(top - max(exponent, SMALLEST) + 127) << 23);
-}
-
-/* A block a key head. */
-static __global__ void __launch_bounds__(THREADS) make_units(attention_wgmma_work w)
-{
-    tsr_kernel_begin();
-    int head = blockIdx.x, at = threadIdx.x;
-    if (at >= BOUNDS)
-        return;
-    uint32_t most = 0;
-    for (int i = 0; i < TSR_WGMMA_BOUNDERS; i++)
-        most = max(most, w.bound[((int64_t)i * w.call.kv_heads + head) * BOUNDS + at]);
-    if (at < TSR_WGMMA_DIM)
-        w.column_unit[head * TSR_WGMMA_DIM + at] = unit_of(__uint_as_float(most), 0);
-    else
-        w.v_square[head] = __uint_as_float(most);
-}
-
-tsr_status attention_wgmma_bound(tsr_stream *stream, const attention_wgmma_work *w, const void *k,
-                                 const void *v)
-{
-    dim3 blocks(TSR_WGMMA_BOUNDERS, (unsigned)w->call.kv_heads);
-    TSR_LAUNCH(bound_keys, blocks, THREADS, stream, *w, k, v);
-    TSR_LAUNCH(make_units, (unsigned)w->call.kv_heads, THREADS, stream, *w);
-    return tsr_launched("attention_backward");
-}
-
-/* ---- rows of queries ---- */
 
 /* Block (x, h): 16 tokens of the launch's query head h. */
 static __global__ void __launch_bounds__(THREADS)
@@ -132,10 +50,13 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t row = (int64_t)head * w.padded + token;
     int64_t at =
         w.by_token ? (int64_t)token * c->q_heads + head : (int64_t)head * c->tokens + token;
-    float bound = sqrtf(square) * sqrtf(w.v_square[head / group]) + fabsf(product);
+    float bound =
+        sqrtf(square) *
+            sqrtf(__uint_as_float(attention_wgmma_most(&w, head / group)[TSR_WGMMA_DIM])) +
+        fabsf(product);
     w.lse[row] = valid ? lse[at] * LOG2_E : INFINITY;
     w.delta[row] = product;
-    w.row_unit[row] = unit_of(bound * MARGIN, 31);
+    w.row_unit[row] = attention_wgmma_unit(bound * MARGIN, 31);
 }
 
 tsr_status attention_wgmma_begin(tsr_stream *stream, const attention_wgmma_work *w, const void *o,
@@ -157,7 +78,7 @@ static __global__ void __launch_bounds__(THREADS) end_rows(attention_wgmma_work 
     int token = blockIdx.x * TSR_WGMMA_QUERIES + warp % 4 * 16 + lane / 4, column = warp / 4 * 64;
     int64_t tile = (int64_t)blockIdx.y * (w.padded / TSR_WGMMA_QUERIES) + blockIdx.x;
     const int4 *sum = (const int4 *)(w.sum + tile * TSR_WGMMA_TILE) + warp * 8 * TSR_WARP + lane;
-    const float *column_unit = w.column_unit + head / group * TSR_WGMMA_DIM + column;
+    const unsigned *most = attention_wgmma_most(&w, head / group) + column;
     const float *row_unit = w.row_unit + (int64_t)head * w.padded + token;
     float factor[2] = {c->scale / row_unit[0], c->scale / row_unit[8]};
 #pragma unroll
@@ -167,8 +88,8 @@ static __global__ void __launch_bounds__(THREADS) end_rows(attention_wgmma_work 
         for (int i = 0; i < 4; i++) {
             int n = part * 4 + i;
             int4 s = sum[n * TSR_WARP];
-            float low = column_unit[n * 8 + lane % 4 * 2];
-            float high = column_unit[n * 8 + lane % 4 * 2 + 1];
+            float low = attention_wgmma_column_unit(most[n * 8 + lane % 4 * 2]);
+            float high = attention_wgmma_column_unit(most[n * 8 + lane % 4 * 2 + 1]);
             word[0][i] = tsr_pack_bf16(s.x * factor[0] / low, s.y * factor[0] / high);
             word[1][i] = tsr_pack_bf16(s.z * factor[1] / low, s.w * factor[1] / high);
         }
