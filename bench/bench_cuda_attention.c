@@ -3,12 +3,13 @@
  * of the workspace (documents too long for them have the own backward of attention_wgmma.h), cuDNN's with
  * dq added up by atomics, the own ones, and these with the backward of attention_wgmma.h.
  *
- *     bench_cuda_attention [repeats [own [shared]]]
+ *     bench_cuda_attention [repeats [own [shared] | spans | NAME]]
  *
  * JSON on stdout: medians by CUDA events; FLOPs are those of visible pairs, 4 D forward and 10 D backward each;
  * differing: values of dq that another run of the same backward gave otherwise, the most of so many runs.
  * own: the own kernel alone, at other shapes; shared: as on a card whose blocks may have so many bytes of
- * shared memory.
+ * shared memory. spans: rows that ranks share, as each of them has them; their sums of dq are added up by nothing, so that
+ * dq is wrong there. NAME: shapes whose names have it.
  */
 #include "base/dtype.h"
 #include "base/log.h"
@@ -50,6 +51,24 @@ static const shape shapes[] = {
     {"1 x 65536", 65536, 65536, 65536, 32, 8, 128},
     {"1 x 16384, window 1024", 16384, 16384, 16384, 32, 8, 128, 0, 1024},
     {"1 x 131072", 131072, 131072, 131072, 32, 8, 128},
+    {"1 x 8192, D 64", 8192, 8192, 8192, 32, 8, 64},
+    {"1 x 32768, D 64", 32768, 32768, 32768, 32, 8, 64},
+    {"1 x 65536, D 64", 65536, 65536, 65536, 32, 8, 64},
+    {"4 x 2048, D 96", 8192, 2048, 2048, 32, 8, 96},
+    {"1 x 8192, D 96", 8192, 8192, 8192, 32, 8, 96},
+    {"1 x 16384, D 96, window 1024", 16384, 16384, 16384, 32, 8, 96, 0, 1024},
+    {"1 x 32768, D 96", 32768, 32768, 32768, 32, 8, 96},
+    {"1 x 65536, D 96", 65536, 65536, 65536, 32, 8, 96},
+    {"1 x 8192, latent", 8192, 8192, 8192, 32, 32, 192, 128},
+    {"1 x 32768, latent", 32768, 32768, 32768, 32, 32, 192, 128},
+    {"1 x 65536, latent", 65536, 65536, 65536, 16, 16, 192, 128},
+};
+
+static const shape span_shapes[] = {
+    {"1 x 32768", 32768, 32768, 32768, 32, 8, 128},
+    {"1 x 131072", 131072, 131072, 131072, 32, 8, 128},
+    {"1 x 32768, window 1024", 32768, 32768, 32768, 32, 8, 128, 0, 1024},
+    {"1 x 32768, D 64", 32768, 32768, 32768, 32, 8, 64},
 };
 
 static const shape own_shapes[] = {
@@ -348,9 +367,53 @@ static void run_own(void)
     }
 }
 
+/* ---- shared rows ---- */
+
+#define SPAN 8192 /* context_span */
+
+static tsr_status add_nothing(void *user, tsr_stream *on, int32_t *values, uint64_t count)
+{
+    (void)user, (void)on, (void)values, (void)count;
+    return TSR_OK;
+}
+
+static void report_rank(const shape *s, job *j, tsr_spans spans, bool summed)
+{
+    tsr_attention_sum sum = {summed ? add_nothing : NULL, NULL};
+    j->forward.shape.spans = j->backward.shape.spans = spans;
+    j->backward.shape.sum = sum;
+    double f = time_of(j, kernels->attention, NULL);
+    double b = time_of(j, NULL, kernels->attention_backward);
+    printf("%s\n  {\"shape\": \"%s\", \"ranks\": %d, \"rank\": %d, \"summed\": %s, \"forward_ms\": "
+           "%.3f, "
+           "\"backward_ms\": %.3f}",
+           first ? "" : ",", s->name, spans.ranks, spans.rank, summed ? "true" : "false", f, b);
+    first = false;
+    fflush(stdout);
+}
+
+static void run_spans(const shape *s)
+{
+    job j;
+    make_job(&j, s);
+    tsr_sdpa *sdpa = tsr_kernels_kept(stream)->sdpa;
+    for (int ranks = 1; ranks <= 8 && s->tokens / SPAN >= ranks; ranks *= 2)
+        for (int rank = 0; rank<ranks; rank += ranks> 1 ? ranks - 1 : 1) {
+            j.bounds.spans = (tsr_spans){SPAN, ranks, rank};
+            need(tsr_sdpa_prepare(sdpa, &j.bounds));
+            report_rank(s, &j, j.bounds.spans, false);
+            if (ranks > 1)
+                report_rank(s, &j, j.bounds.spans, true);
+        }
+    need(tsr_stream_synchronize(stream));
+    tsr_arena_destroy(j.arena);
+}
+
 int main(int argc, char **argv)
 {
     bool only_own = argc > 2 && strcmp(argv[2], "own") == 0;
+    bool spans = argc > 2 && strcmp(argv[2], "spans") == 0;
+    const char *name = argc > 2 ? argv[2] : "";
     repeats = argc > 1 ? atoi(argv[1]) : repeats;
     if (repeats < 1 || repeats > MAX_REPEATS)
         return 64;
@@ -363,8 +426,11 @@ int main(int argc, char **argv)
     printf("{\"device\": \"%s\", \"attention\": [", tsr_device_description(device));
     if (only_own)
         run_own();
-    for (size_t i = 0; !only_own && i < sizeof shapes / sizeof *shapes; i++)
-        run_shape(&shapes[i]);
+    for (size_t i = 0; spans && i < sizeof span_shapes / sizeof *span_shapes; i++)
+        run_spans(&span_shapes[i]);
+    for (size_t i = 0; !only_own && !spans && i < sizeof shapes / sizeof *shapes; i++)
+        if (strstr(shapes[i].name, name))
+            run_shape(&shapes[i]);
     printf("\n]}\n");
     tsr_stream_destroy(stream);
     tsr_device_destroy(device);

@@ -21,6 +21,44 @@
 
 /* ---- with cuDNN ---- */
 
+/* What a list says of entry n: tokens [from, to) of queries, and where their document begins. */
+static __device__ __forceinline__ void write_entry(const tsr_sdpa_lists *l, int32_t *list,
+                                                   int64_t n, int start, int from, int to)
+{
+    int64_t next = TSR_SDPA_LIST_AT(l->documents, l->kinds, 0, 1);
+    list += n;
+    if (n < l->documents) {
+        list[TSR_SDPA_LENGTH * next] = to - from;
+        if (tsr_spans_shared(&l->spans))
+            list[(l->kinds - 1) * next] = to - start;
+    }
+    list[TSR_SDPA_Q * next] = from * l->q_row;
+    list[TSR_SDPA_KV * next] = start * l->kv_row;
+    list[TSR_SDPA_STATS * next] = from * l->stats_row;
+    if (l->kinds - tsr_spans_shared(&l->spans) == TSR_SDPA_SAME_LISTS)
+        return;
+    list[TSR_SDPA_O * next] = from * l->o_row;
+    list[TSR_SDPA_V * next] = start * l->v_row;
+}
+
+/* Of a shared micro-batch: what documents have in own spans, by document + span of the rank; others are empty. A block. */
+static __device__ void write_parts(const tsr_sdpa_lists *l, int used)
+{
+    const tsr_spans *s = &l->spans;
+    for (int n = threadIdx.x; n <= l->documents; n += THREADS)
+        write_entry(l, l->lists, n, used, used, used);
+    __syncthreads();
+    for (int document = threadIdx.x; document < l->document_count; document += THREADS) {
+        int64_t start = l->cu_seqlens[document], end = l->cu_seqlens[document + 1];
+        for (int64_t span = start / s->rows; span * s->rows < end; span++) {
+            int64_t from = max(start, span * s->rows), to = min(end, (span + 1) * s->rows);
+            if (tsr_span_owner(s, span) == s->rank && from < to)
+                write_entry(l, l->lists, document + span / s->ranks, (int)start, (int)from,
+                            (int)to);
+        }
+    }
+}
+
 /* Lists, then the tokens of no document, then the statistics by groups of heads. */
 static __global__ void __launch_bounds__(THREADS) write_lists(tsr_sdpa_lists l)
 {
@@ -30,24 +68,18 @@ static __global__ void __launch_bounds__(THREADS) write_lists(tsr_sdpa_lists l)
     if (l.document_count)
         used = l.cu_seqlens[l.document_count];
     int64_t each = l.documents + 1;
-    for (int64_t i = thread; i < l.pieces * each; i += threads) {
+    bool shared = tsr_spans_shared(&l.spans);
+    if (shared && blockIdx.x == 0)
+        write_parts(&l, (int)used);
+    for (int64_t i = thread; !shared && i < l.pieces * each; i += threads) {
         int64_t piece = i / each, n = i % each, at = piece * l.documents + n;
         int from = 0, to = 0;
         if (l.document_count) {
             from = l.cu_seqlens[min(at, (int64_t)l.document_count)];
             to = l.cu_seqlens[min(at + 1, (int64_t)l.document_count)];
         }
-        int32_t *list = l.lists + TSR_SDPA_LIST_AT(l.documents, l.kinds, piece, 0) + n;
-        int64_t next = TSR_SDPA_LIST_AT(l.documents, l.kinds, 0, 1);
-        if (n < l.documents)
-            list[TSR_SDPA_LENGTH * next] = to - from;
-        list[TSR_SDPA_Q * next] = from * l.q_row;
-        list[TSR_SDPA_KV * next] = from * l.kv_row;
-        list[TSR_SDPA_STATS * next] = from * l.stats_row;
-        if (l.kinds == TSR_SDPA_SAME_LISTS)
-            continue;
-        list[TSR_SDPA_O * next] = from * l.o_row;
-        list[TSR_SDPA_V * next] = from * l.v_row;
+        write_entry(&l, l.lists + TSR_SDPA_LIST_AT(l.documents, l.kinds, piece, 0), n, from, from,
+                    to);
     }
     for (int k = 0; k < 3; k++) {
         int64_t words = l.clear_bytes[k] / 4;
@@ -83,7 +115,7 @@ static __global__ void __launch_bounds__(THREADS) add_sinks(const tsr_attention_
     int64_t row = (int64_t)blockIdx.x * (THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
     int lane = (int)threadIdx.x % ROW_LANES, head = (int)(row % s->q_heads);
     int64_t used = s->documents ? s->cu_seqlens[s->documents] : 0;
-    bool in_document = row < used * s->q_heads;
+    bool in_document = row < used * s->q_heads && tsr_row_is_own(&s->spans, row / s->q_heads);
     float lse = in_document ? a.lse[row] : 0;
     float sink = tsr_load(s->sinks.data, head, s->sinks.dtype), factor = 1 / (1 + expf(sink - lse));
     __syncwarp(); /* lse is overwritten */
@@ -204,15 +236,30 @@ uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
     return bytes > own ? bytes : own;
 }
 
+/* Every block of rows of a kernel lies in one span. */
+static tsr_status check_spans(const char *op, const tsr_attention_shape *s)
+{
+    if (tsr_spans_shared(&s->spans) && s->spans.rows % TSR_SPAN_STEP)
+        return tsr_fail(TSR_EINVAL, "%s: spans of %lld tokens; GPUs take multiples of %d", op,
+                        (long long)s->spans.rows, TSR_SPAN_STEP);
+    return TSR_OK;
+}
+
 static const tsr_sdpa *sdpa_of(const tsr_stream *stream)
 {
     const tsr_kernels_context *context = tsr_kernels_kept(stream);
     return context ? context->sdpa : NULL;
 }
 
+bool tsr_attention_lse_by_token_cuda(const tsr_stream *stream, const tsr_attention_shape *shape)
+{
+    return tsr_sdpa_find(sdpa_of(stream), shape);
+}
+
 tsr_status tsr_attention_cuda(tsr_stream *stream, const tsr_attention_args *args)
 {
     TSR_TRY(tsr_attention_check(args));
+    TSR_TRY(check_spans("attention", &args->shape));
     const tsr_sdpa *sdpa = sdpa_of(stream);
     const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &args->shape);
     if (!plans)
@@ -224,6 +271,7 @@ tsr_status tsr_attention_cuda(tsr_stream *stream, const tsr_attention_args *args
 tsr_status tsr_attention_backward_cuda(tsr_stream *stream, const tsr_attention_backward_args *args)
 {
     TSR_TRY(tsr_attention_backward_check(args));
+    TSR_TRY(check_spans("attention_backward", &args->shape));
     const tsr_sdpa *sdpa = sdpa_of(stream);
     const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &args->shape);
     if (plans)

@@ -17,7 +17,8 @@
  *
  * A micro-batch may be shared by several ranks (spans.h). Each then gives all rows of q, k, v, o, d_o and lse, in the usual
  * layout, and gets results for its own rows alone: o and lse of its queries, dq of its queries, dk and dv of its keys, with
- * the bits of the call that is not shared. Other rows of the results may be written or not.
+ * the bits of the call that is not shared. Other rows of the results may be written or not. On Hopper cuDNN's backward and
+ * its tiles (attention_cudnn.h) compute all rows on each rank.
  *
  * Cost     forward 2 (D + Dv) FLOPs for each visible pair and query head, backward 6 D + 4 Dv; q, k, v, o once.
  */
@@ -26,6 +27,12 @@
 
 #include "kernels/spans.h"
 #include "kernels/types.h"
+
+/* Adds an int32 array up over the ranks that share a micro-batch, in place, on the stream: exactly, and so in any order. */
+typedef struct {
+    tsr_status (*add)(void *user, tsr_stream *stream, int32_t *values, uint64_t count);
+    void *user;
+} tsr_attention_sum;
 
 /* What both directions are told. */
 typedef struct {
@@ -40,7 +47,10 @@ typedef struct {
     tsr_frozen sinks; /* [Hq], optional; told both directions alike */
     float
         softcap; /* c: scaled scores become c tanh(score / c) before the mask (Gemma 2); 0: they stay */
-    tsr_spans spans; /* zero: not shared */
+    tsr_spans spans; /* zero: not shared; the same on all ranks but for `rank` */
+    /* Of a shared backward, optional; all ranks have it or none. With it GPUs compute dq from own keys and add it up over the
+     * ranks, without it from all keys: the same bits, and up to 7/5 of the products. */
+    tsr_attention_sum sum;
     tsr_dtype dtype;
 } tsr_attention_shape;
 
@@ -68,6 +78,7 @@ typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     int32_t v_dim; /* 0: head_dim */
     float softcap;
+    tsr_spans spans; /* of the micro-batches that are shared; zero: none is */
     tsr_dtype dtype;
     bool train;
     /* dq may be added up by atomics, where a kernel is faster for it: its bits differ from run to run. */

@@ -43,6 +43,7 @@ struct tsr_sdpa_plans {
     tsr_sdpa_cut cut;
     tsr_sdpa_graph *forward, *backward; /* forward NULL: refused */
     tsr_sdpa_graph *past;               /* of tiles before the diagonal, where there are tiles */
+    tsr_sdpa_graph *parts;              /* the forward of own spans; NULL: the whole one */
     int job;                            /* whose turn it was */
 };
 
@@ -114,6 +115,16 @@ uint64_t tsr_sdpa_head_bytes(const tsr_attention_bounds *b, int64_t length, bool
     return (uint64_t)length * (uint64_t)columns * sizeof(uint16_t);
 }
 
+/* Part p of a shared micro-batch is what document d has in the rank's own span j, d + j = p: as a row goes on, one of them
+ * or both rise. As many on every rank. */
+static int64_t parts_of(const tsr_attention_bounds *b)
+{
+    if (!tsr_spans_shared(&b->spans))
+        return 0;
+    int64_t spans = (b->tokens + b->spans.rows - 1) / b->spans.rows;
+    return b->documents + (spans + b->spans.ranks - 1) / b->spans.ranks - 1;
+}
+
 /* Heads of one size, or DeepSeek-V3's. */
 static bool has_heads(const tsr_attention_bounds *b)
 {
@@ -147,8 +158,10 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
                        .kv_heads = b->kv_heads,
                        .groups = 1,
                        .lists = v_dim_of(b) == b->head_dim ? TSR_SDPA_SAME_LISTS : TSR_SDPA_LISTS,
-                       .plan_bytes = SLACK_BYTES + (uint64_t)b->documents * 64};
-    cut->list_bytes = list_bytes(b->documents, cut->lists, 1);
+                       .parts = parts_of(b),
+                       .plan_bytes = SLACK_BYTES + (uint64_t)(b->documents + parts_of(b)) * 64};
+    cut->list_bytes = cut->parts ? list_bytes(cut->parts, cut->lists + 1, 1)
+                                 : list_bytes(b->documents, cut->lists, 1);
     if (!b->train)
         return true;
     uint64_t pair = tsr_sdpa_head_bytes(b, cut->longest, b->atomics);
@@ -191,14 +204,14 @@ static void free_graph(tsr_sdpa_graph *g)
     free(g);
 }
 
-typedef enum { FORWARD, BACKWARD, BACKWARD_PAST } direction;
+typedef enum { FORWARD, FORWARD_PARTS, BACKWARD, BACKWARD_PAST } direction;
 
 /* NULL, with a line in the log: cuDNN does not take it. */
 static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, direction way)
 {
     const tsr_attention_bounds *b = &plans->bounds;
     const tsr_sdpa_cut *cut = &plans->cut;
-    bool backward = way != FORWARD;
+    bool backward = way == BACKWARD || way == BACKWARD_PAST;
     tsr_sdpa_graph *g = calloc(1, sizeof *g);
     if (!g)
         return NULL;
@@ -207,6 +220,11 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
     g->kv_heads = backward ? cut->kv_heads : b->kv_heads;
     g->longest = backward && cut->span ? cut->span : cut->longest;
     g->past = way == BACKWARD_PAST;
+    if (way == FORWARD_PARTS) {
+        g->documents = cut->parts;
+        g->longest_kv = cut->longest;
+        g->longest = b->spans.rows < cut->longest ? b->spans.rows : cut->longest;
+    }
     g->dim = b->head_dim;
     bool copied = backward && cut->span; /* rows are of the heads of a launch alone */
     int64_t row_heads = copied ? g->heads : b->q_heads;
@@ -237,10 +255,11 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
     tsr_log(
         TSR_LOG_INFO,
         "cuDNN %zu does not take the attention's %s (%lld documents of %lld tokens, %lld / %lld "
-        "heads of %lld and %lld): %s: %s %s; the own kernel runs it",
+        "heads of %lld and %lld): %s: %s %s; %s runs it",
         tsr_cudnn_lib.GetVersion(), backward ? "backward" : "forward", (long long)g->documents,
         (long long)g->longest, (long long)g->heads, (long long)g->kv_heads, (long long)g->dim,
-        (long long)g->v_dim, g->failed, tsr_cudnn_lib.GetErrorString(g->status), reason);
+        (long long)g->v_dim, g->failed, tsr_cudnn_lib.GetErrorString(g->status), reason,
+        way == FORWARD_PARTS ? "that of whole micro-batches" : "the own kernel");
     free_graph(g);
     return NULL;
 }
@@ -250,7 +269,8 @@ static void free_graphs(tsr_sdpa_plans *plans)
     free_graph(plans->forward);
     free_graph(plans->backward);
     free_graph(plans->past);
-    plans->forward = plans->backward = plans->past = NULL;
+    free_graph(plans->parts);
+    plans->forward = plans->backward = plans->past = plans->parts = NULL;
 }
 
 static void free_plans(tsr_sdpa_plans *plans)
@@ -259,12 +279,17 @@ static void free_plans(tsr_sdpa_plans *plans)
     *plans = (tsr_sdpa_plans){0};
 }
 
+static bool same_spans(const tsr_spans *a, const tsr_spans *b)
+{
+    return a->rows == b->rows && a->ranks == b->ranks && a->rank == b->rank;
+}
+
 static bool same_bounds(const tsr_attention_bounds *a, const tsr_attention_bounds *b)
 {
     return a->tokens == b->tokens && a->documents == b->documents && a->longest == b->longest &&
            a->q_heads == b->q_heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
            a->v_dim == b->v_dim && a->dtype == b->dtype && a->train == b->train &&
-           a->atomics == b->atomics && a->wider == b->wider;
+           a->atomics == b->atomics && a->wider == b->wider && same_spans(&a->spans, &b->spans);
 }
 
 tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds, uint64_t cap)
@@ -291,6 +316,8 @@ tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *b
             plans.past = new_graph(sdpa, &plans, BACKWARD_PAST);
         if ((bounds->train && !own && !plans.backward) || (past && !plans.past)) /* all or none */
             free_graphs(&plans);
+        if (plans.forward && plans.cut.parts)
+            plans.parts = new_graph(sdpa, &plans, FORWARD_PARTS);
     } else {
         tsr_log(TSR_LOG_INFO,
                 "attention of head_dim %d in %s, documents of %lld tokens: the own kernel",
@@ -402,13 +429,14 @@ static tsr_status split_workspace(parts *out, const char *op, const tsr_sdpa_pla
     return TSR_OK;
 }
 
+/* by_parts: of documents in own spans, and then there is one piece. */
 static void give_lists(tsr_sdpa_pack *p, const tsr_sdpa_cut *cut, const int32_t *lists,
-                       int64_t documents, int64_t piece)
+                       int64_t documents, int64_t piece, bool by_parts)
 {
     const int32_t *list = lists + TSR_SDPA_LIST_AT(documents, cut->lists, piece, 0);
     int64_t next = TSR_SDPA_LIST_AT(documents, cut->lists, 0, 1);
     tsr_sdpa_give(p, TSR_UID_LENGTH_Q, list + TSR_SDPA_LENGTH * next);
-    tsr_sdpa_give(p, TSR_UID_LENGTH_KV, list + TSR_SDPA_LENGTH * next);
+    tsr_sdpa_give(p, TSR_UID_LENGTH_KV, list + (by_parts ? cut->lists : TSR_SDPA_LENGTH) * next);
     tsr_sdpa_give(p, TSR_UID_OFFSET_Q, list + TSR_SDPA_Q * next);
     tsr_sdpa_give(p, TSR_UID_OFFSET_KV, list + TSR_SDPA_KV * next);
     tsr_sdpa_give(p, TSR_UID_OFFSET_STATS, list + TSR_SDPA_STATS * next);
@@ -436,14 +464,17 @@ tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, t
     TSR_TRY(use_stream(sdpa, stream));
     int32_t q_row = s->q_heads * s->head_dim;
     int32_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim), o_row = s->q_heads * v_dim;
+    bool by_parts = plans->parts && same_spans(&s->spans, &b->spans);
+    int64_t documents = by_parts ? plans->cut.parts : b->documents;
     TSR_TRY(
         tsr_sdpa_lists_cuda(stream, &(tsr_sdpa_lists){.cu_seqlens = s->cu_seqlens,
                                                       .lists = w.lists,
                                                       .tokens = s->tokens,
                                                       .document_count = s->documents,
-                                                      .documents = (int32_t)b->documents,
+                                                      .spans = by_parts ? s->spans : (tsr_spans){0},
+                                                      .documents = (int32_t)documents,
                                                       .pieces = 1,
-                                                      .kinds = plans->cut.lists,
+                                                      .kinds = plans->cut.lists + by_parts,
                                                       .q_row = q_row,
                                                       .kv_row = s->kv_heads * s->head_dim,
                                                       .stats_row = s->q_heads,
@@ -460,8 +491,8 @@ tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, t
     tsr_sdpa_give(&p, TSR_UID_V, a->v);
     tsr_sdpa_give(&p, TSR_UID_O, a->o);
     tsr_sdpa_give(&p, TSR_UID_STATS, a->lse);
-    give_lists(&p, &plans->cut, w.lists, b->documents, 0);
-    return tsr_sdpa_execute(sdpa->handle, plans->forward, &p, w.plan);
+    give_lists(&p, &plans->cut, w.lists, documents, 0, by_parts);
+    return tsr_sdpa_execute(sdpa->handle, by_parts ? plans->parts : plans->forward, &p, w.plan);
 }
 
 /* One launch: documents of the piece, heads of the group. */
@@ -491,7 +522,7 @@ static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pl
     tsr_sdpa_give(&p, TSR_UID_ONE, &p.one);
     if (plans->bounds.atomics)
         tsr_sdpa_give(&p, TSR_UID_DQ_SUM, w->sum + q);
-    give_lists(&p, cut, w->lists, cut->documents, piece);
+    give_lists(&p, cut, w->lists, cut->documents, piece, false);
     return tsr_sdpa_execute(sdpa->handle, plans->backward, &p, w->plan);
 }
 

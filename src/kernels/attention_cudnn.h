@@ -51,7 +51,8 @@ typedef struct {
     int64_t longest; /* tokens of a document, rounded up */
     int64_t documents, pieces;
     int32_t heads, kv_heads, groups;
-    int32_t lists;        /* of each piece */
+    int32_t lists; /* of each piece */
+    int64_t parts; /* most parts of documents in own spans, of shared micro-batches; 0: none */
     uint64_t list_bytes;  /* of the workspace: lengths and offsets of documents */
     uint64_t stats_bytes; /* lse by groups, where there are some */
     uint64_t delta_bytes;
@@ -101,6 +102,7 @@ typedef enum {
     TSR_SDPA_V,
     TSR_SDPA_LISTS
 } tsr_sdpa_list;
+/* Of parts one more comes last: the lengths of keys. */
 
 /* Where a list of a piece begins in `lists`, in elements: on 16 bytes. */
 #define TSR_SDPA_LIST_AT(documents, lists, piece, list)                                            \
@@ -111,6 +113,7 @@ typedef struct {
     int32_t *lists; /* of each piece: lengths [documents], offsets [documents + 1] in elements */
     int64_t tokens;
     int32_t document_count;           /* in cu_seqlens; lists go on with length 0 */
+    tsr_spans spans;                  /* shared: `documents` is of parts, and kinds one more */
     int32_t documents, pieces, kinds; /* of the lists; kinds: of each piece */
     int32_t q_row, kv_row, stats_row; /* elements of a token */
     int32_t o_row, v_row;

@@ -73,9 +73,20 @@ static layout dense(int64_t documents, int64_t heads, int64_t rows, int64_t colu
 }
 
 /* Rows of a buffer of tokens; the stride of documents does not count, offsets do. */
-static layout token_rows(const graph *g, int64_t heads, int64_t row, int64_t dim)
+static layout token_rows(const graph *g, int64_t heads, int64_t longest, int64_t row, int64_t dim)
 {
-    return (layout){{g->documents, heads, g->longest, dim}, {g->longest * row, dim, row, 1}};
+    return (layout){{g->documents, heads, longest, dim}, {longest * row, dim, row, 1}};
+}
+
+static int64_t longest_kv(const graph *g)
+{
+    return g->longest_kv ? g->longest_kv : g->longest;
+}
+
+/* A value for each pair. */
+static layout pairs(const graph *g)
+{
+    return dense(g->documents, g->heads, g->longest, longest_kv(g));
 }
 
 static layout transposed(layout l)
@@ -112,8 +123,7 @@ static descriptor scalar(graph *g, int64_t uid)
 /* fp32 and inside the graph: a score for each pair, or one value a query. */
 static descriptor scores(graph *g)
 {
-    return tensor(g, 0, CUDNN_DATA_FLOAT, dense(g->documents, g->heads, g->longest, g->longest),
-                  NULL);
+    return tensor(g, 0, CUDNN_DATA_FLOAT, pairs(g), NULL);
 }
 
 static descriptor per_query(graph *g)
@@ -223,7 +233,7 @@ static descriptor reshape(graph *g, descriptor x, descriptor y)
 
 static descriptor mask_tensor(graph *g, cudnnDataType_t type)
 {
-    return tensor(g, 0, type, dense(g->documents, g->heads, g->longest, g->longest), NULL);
+    return tensor(g, 0, type, pairs(g), NULL);
 }
 
 static descriptor index_of(graph *g, descriptor x, int64_t axis, cudnnDataType_t precision)
@@ -254,6 +264,27 @@ static descriptor choose(graph *g, descriptor x, descriptor hidden, descriptor c
                                               .y = scores(g)});
 }
 
+static descriptor shifted(graph *g, cudnnPointwiseMode_t mode, descriptor index, descriptor by)
+{
+    return pointwise_with(g, (pointwise_args){.mode = mode,
+                                              .precision = CUDNN_DATA_INT32,
+                                              .x = index,
+                                              .b = by,
+                                              .y = mask_tensor(g, CUDNN_DATA_INT32)});
+}
+
+/* Of the pairs whose key is not after the query. */
+static descriptor causal(graph *g, descriptor x)
+{
+    cudnnDataType_t precision = g->longest_kv ? CUDNN_DATA_INT32 : CUDNN_DATA_FLOAT;
+    descriptor row = index_of(g, x, 2, precision), column = index_of(g, x, 3, precision);
+    if (g->longest_kv) {
+        row = shifted(g, CUDNN_POINTWISE_ADD, row, g->length_kv);
+        row = shifted(g, CUDNN_POINTWISE_SUB, row, g->length_q);
+    }
+    return compare(g, CUDNN_POINTWISE_CMP_GE, row, column);
+}
+
 /* Scores outside a document, and those of keys after the query, become -inf. */
 static descriptor masked(graph *g, descriptor x)
 {
@@ -263,11 +294,7 @@ static descriptor masked(graph *g, descriptor x)
     descriptor row_in = compare(g, CUDNN_POINTWISE_CMP_LT, row, g->length_q);
     descriptor column_in = compare(g, CUDNN_POINTWISE_CMP_LT, column, g->length_kv);
     x = choose(g, x, hidden, compare(g, CUDNN_POINTWISE_LOGICAL_AND, row_in, column_in));
-    if (g->past)
-        return x;
-    row = index_of(g, x, 2, CUDNN_DATA_FLOAT);
-    column = index_of(g, x, 3, CUDNN_DATA_FLOAT);
-    return choose(g, x, hidden, compare(g, CUDNN_POINTWISE_CMP_GE, row, column));
+    return g->past ? x : choose(g, x, hidden, causal(g, x));
 }
 
 /* ---- the two graphs ---- */
@@ -291,25 +318,25 @@ static void lists(graph *g)
 
 static descriptor q_like(graph *g, int64_t uid)
 {
-    return tensor(g, uid, CUDNN_DATA_BFLOAT16, token_rows(g, g->heads, g->q_row, g->dim),
-                  g->offset_q);
+    return tensor(g, uid, CUDNN_DATA_BFLOAT16,
+                  token_rows(g, g->heads, g->longest, g->q_row, g->dim), g->offset_q);
 }
 
 static descriptor o_like(graph *g, int64_t uid)
 {
-    return tensor(g, uid, CUDNN_DATA_BFLOAT16, token_rows(g, g->heads, g->o_row, g->v_dim),
-                  g->offset_o);
+    return tensor(g, uid, CUDNN_DATA_BFLOAT16,
+                  token_rows(g, g->heads, g->longest, g->o_row, g->v_dim), g->offset_o);
 }
 
 static descriptor k_like(graph *g, int64_t uid, bool transpose)
 {
-    layout l = token_rows(g, g->kv_heads, g->kv_row, g->dim);
+    layout l = token_rows(g, g->kv_heads, longest_kv(g), g->kv_row, g->dim);
     return tensor(g, uid, CUDNN_DATA_BFLOAT16, transpose ? transposed(l) : l, g->offset_kv);
 }
 
 static descriptor v_like(graph *g, int64_t uid, bool transpose)
 {
-    layout l = token_rows(g, g->kv_heads, g->v_row, g->v_dim);
+    layout l = token_rows(g, g->kv_heads, longest_kv(g), g->v_row, g->v_dim);
     return tensor(g, uid, CUDNN_DATA_BFLOAT16, transpose ? transposed(l) : l, g->offset_v);
 }
 
@@ -340,7 +367,7 @@ void tsr_sdpa_graph_forward(graph *g)
 /* The transposed view of scores, in bf16. */
 static descriptor flipped(graph *g, descriptor x)
 {
-    layout l = transposed(dense(g->documents, g->heads, g->longest, g->longest));
+    layout l = transposed(pairs(g));
     return reshape(g, x, tensor(g, 0, CUDNN_DATA_BFLOAT16, l, NULL));
 }
 
@@ -383,11 +410,12 @@ void tsr_sdpa_graph_backward(graph *g)
     key_gradient(g, flipped(g, ds), q, k_like(g, TSR_UID_DK, false), g->dim);
 
     descriptor upright =
-        tensor(g, 0, CUDNN_DATA_FLOAT, token_rows(g, g->kv_heads, g->kv_row, g->dim), g->offset_kv);
+        tensor(g, 0, CUDNN_DATA_FLOAT, token_rows(g, g->kv_heads, longest_kv(g), g->kv_row, g->dim),
+               g->offset_kv);
     descriptor dq = q_like(g, TSR_UID_DQ), sum_dq = dq;
     if (g->atomics)
         sum_dq = tensor(g, TSR_UID_DQ_SUM, CUDNN_DATA_FLOAT,
-                        token_rows(g, g->heads, g->q_row, g->dim), g->offset_q);
+                        token_rows(g, g->heads, g->longest, g->q_row, g->dim), g->offset_q);
     matmul(g, ds, reshape(g, k, upright), sum_dq, g->length_q, NULL, g->length_kv);
     if (g->atomics)
         pointwise(g, CUDNN_POINTWISE_IDENTITY, sum_dq, NULL, dq);

@@ -44,9 +44,10 @@ enum {
 /* Zero-initialise and fill the first three lines; v_dim: of heads of v and o. The first failure is kept; what follows does nothing. */
 typedef struct {
     int64_t documents, heads, kv_heads, longest, dim, v_dim; /* of one launch */
-    int64_t q_row, kv_row, stats_row, o_row, v_row;          /* elements from token to token */
-    bool atomics; /* dq is added up in fp32, in any order */
-    bool past;    /* every key is one of an earlier token than every query's: nothing is hidden */
+    int64_t longest_kv; /* 0: longest; else queries are the last of so many tokens */
+    int64_t q_row, kv_row, stats_row, o_row, v_row; /* elements from token to token */
+    bool atomics;                                   /* dq is added up in fp32, in any order */
+    bool past; /* every key is one of an earlier token than every query's: nothing is hidden */
 
     cudnnBackendDescriptor_t plan;
     int64_t workspace_bytes;

@@ -164,6 +164,8 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, RESIDENT)
     rows value = rows_of(v, kv_head, c.kv_heads, c.v_dim);
     float sum[BLOCKS][V_WIDTH / 8][4] = {}, sink = sink_of(&c, head);
     query_state state[BLOCKS][2];
+    if (!is_own(&c, first))
+        return;
     for (int i = threadIdx.x; i < queries; i += threads)
         low[i] = first + i < end ? first_key(&c, first + i) : c.tokens;
 #pragma unroll

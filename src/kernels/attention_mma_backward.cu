@@ -18,6 +18,9 @@
  * 32768 tokens, and 3e-3 where one key is 100 times as long as the others; rounding to bf16 makes 2.5e-3. An infinite bound
  * gives NaN.
  *
+ * Blocks of keys that are another rank's (spans.h) take part with the own queries that see them, for dq, or not at all
+ * where sums of dq are added up over the ranks. Units are those of all keys, and so the bits.
+ *
  * Cost     6 D + 4 Dv FLOPs a visible pair and head; 10 bytes an element of dq besides, for its sums. One H200, 32 query
  *          heads, 8 key heads, D 128, one document, TFLOP/s: 280 over 4096 tokens, 306 over 8192, 325 over 32768; as on
  *          a card with 99 KB of shared memory 237, 256, 266. Adding up dq takes 8 % of the time.
@@ -284,8 +287,8 @@ static __device__ __forceinline__ void set_up(int *high, float *inverse, const a
     }
 }
 
-/* KEYS of one key head, PARTS warps for each 32; QUERIES at a time. */
-template <int WIDTH, int V_WIDTH, int KEYS, int PARTS, int QUERIES>
+/* KEYS of one key head, PARTS warps for each 32; QUERIES at a time. SHARED: a block may leave queries out. */
+template <int WIDTH, int V_WIDTH, int KEYS, int PARTS, int QUERIES, bool SHARED>
 static __global__ void __launch_bounds__(KEYS *PARTS, 1)
     gradients(attention_call c, attention_inputs in, fixed_dq fixed, void *dk, void *dv)
 {
@@ -303,7 +306,9 @@ static __global__ void __launch_bounds__(KEYS *PARTS, 1)
     int group = c.q_heads / c.kv_heads, kv_head = fixed.first + blockIdx.x;
     int head = kv_head * group, last_head = head + group, turn = 0;
     int first = (int)blockIdx.y * KEYS, end = min(first + KEYS, used_tokens(&c));
-    int last = first < end ? end_query(&c, end - 1) : first, query = first;
+    int last = first < end ? end_query(&c, end - 1) : first;
+    const int start = SHARED ? needed_query(&c, first, first, last) : first;
+    int query = start;
     int part = threadIdx.x / TSR_WARP % PARTS, own = (int)threadIdx.x / (TSR_WARP * PARTS) * 32;
     warp_keys w = {first + own, end, own, 0, high};
     w.none = w.key < end ? end_query(&c, min(w.key + 32, end) - 1) : 0;
@@ -313,11 +318,11 @@ static __global__ void __launch_bounds__(KEYS *PARTS, 1)
     set_up<WIDTH, KEYS>(high, inverse, &c, fixed.most + kv_head * (c.dim + 1), first, end);
     load_tile<WIDTH, KEYS, threads>(tile.k, &key, first, end);
     load_tile<V_WIDTH, KEYS, threads>(tile.v, &value, first, end);
-    if (first < last)
+    if (start < last)
         load_queries<WIDTH, V_WIDTH, threads, QUERIES>(stage, stats, &c, &in, fixed.units, head,
                                                        query, last);
     tsr_copy_commit();
-    while (first < last && head < last_head) {
+    while (start < last && head < last_head) {
         const float *now = stats + turn * STATS * QUERIES;
         tile.q = stage + turn * stage_bytes, tile.d_o = tile.q + QUERIES * WIDTH * 2;
         int at = query + part * count; /* this warp's first query */
@@ -326,8 +331,10 @@ static __global__ void __launch_bounds__(KEYS *PARTS, 1)
         tsr_copy_wait();
         __syncthreads();
         query += QUERIES;
+        if (SHARED)
+            query = needed_query(&c, first, query, last);
         if (query >= last)
-            query = first, head++;
+            query = start, head++;
         turn ^= 1;
         if (head < last_head)
             load_queries<WIDTH, V_WIDTH, threads, QUERIES>(stage + turn * stage_bytes,
@@ -362,6 +369,8 @@ static __global__ void __launch_bounds__(KEYS *PARTS, 1)
             inverse);
     }
     tsr_copy_wait();
+    if (SHARED && !is_own(&c, first))
+        return;
     rows dk_rows = rows_of(dk, kv_head, c.kv_heads, c.dim);
     rows dv_rows = rows_of(dv, kv_head, c.kv_heads, c.v_dim);
     store_sum<WIDTH, PARTS>(&dk_rows, dk_sum, w.key, c.tokens, c.scale);
@@ -384,6 +393,8 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP)
                          ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * (QUERIES * WIDTH) +
                          warp * (count_rows * count) + lane;
     rows out = rows_of(dq, head, c.q_heads, c.dim);
+    if (!is_own(&c, blockIdx.y * QUERIES))
+        return;
 #pragma unroll
     for (int i = 0; i < count_rows / 8; i++) {
         int row = first + i * 8;
@@ -409,13 +420,15 @@ typedef void finish_kernel(attention_call, fixed_dq, void *);
 
 typedef struct {
     int width, v_width, keys, parts, queries;
-    gradients_kernel *gradients;
+    gradients_kernel *gradients, *shared;
     finish_kernel *finish;
 } backward_shape;
 
 #define BACKWARD(width, v_width, keys, parts, queries)                                             \
     {                                                                                              \
-        width, v_width, keys, parts, queries, gradients<width, v_width, keys, parts, queries>,     \
+        width, v_width, keys, parts, queries,                                                      \
+            gradients<width, v_width, keys, parts, queries, false>,                                \
+            gradients<width, v_width, keys, parts, queries, true>,                                 \
             finish_dq<width, keys * parts / TSR_WARP, queries>                                     \
     }
 
@@ -507,7 +520,7 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
     float *units = delta + stats;
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
     unsigned threads = (unsigned)(shape->keys * shape->parts);
-    gradients_kernel *gradients = shape->gradients;
+    gradients_kernel *gradients = c->span ? shape->shared : shape->gradients;
     finish_kernel *finish = shape->finish;
     TSR_TRY(tsr_allow_shared(stream, (const void *)gradients, bytes, "attention_backward"));
     TSR_TRY(attention_bound_keys(stream, c, args->k, args->v, most));
@@ -521,6 +534,8 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
         dim3 blocks((unsigned)heads, tsr_blocks(c->tokens, shape->keys));
         TSR_LAUNCH_SHARED(gradients, blocks, threads, bytes, stream, *c, in, fixed, args->dk,
                           args->dv);
+        TSR_TRY(tsr_launched("attention_backward"));
+        TSR_TRY(attention_add_up(stream, &args->shape, sum, one / sizeof *sum * (uint64_t)heads));
         dim3 tiles((unsigned)(heads * group), tsr_blocks(c->tokens, shape->queries));
         TSR_LAUNCH(finish, tiles, threads, stream, *c, fixed, args->dq);
     }

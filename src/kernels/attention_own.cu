@@ -14,6 +14,8 @@
  *     dk, dv       a block is 64 keys of one key head; the loop is over the heads of its group, then
  *                  queries, in order: no atomics, the same bits on every run
  *
+ * Blocks of rows that are another rank's (spans.h) do nothing.
+ *
  * Heads wider than 128 are given in blocks of 128 columns, each with all scores of its own. The scores
  * are computed twice in the backward: 14 D FLOPs a visible pair and head instead of 10 D, in exchange
  * for a fixed order of sums and a workspace of one float a token and head.
@@ -237,6 +239,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     matrix outputs = rows_of(o, head, c.q_heads, c.v_dim, c.dtype, c.vectors);
     float sum[PARTS][PART][PART] = {}, most[PART], total[PART], factor[PART];
     float sink = sink_of(&c, head);
+    if (!is_own(&c, first))
+        return;
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         int row = first + ty + SIDE * i;
@@ -322,6 +326,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     matrix keys = rows_of(in.k, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
     matrix values = rows_of(in.v, kv_head, c.kv_heads, c.v_dim, c.dtype, c.vectors);
     float sum[PARTS][PART][PART] = {}, lse[PART], delta[PART], factor[PART];
+    if (!is_own(&c, first))
+        return;
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         int row = first + ty + SIDE * i;
@@ -363,6 +369,8 @@ static __global__ void __launch_bounds__(THREADS)
     matrix values = rows_of(in.v, kv_head, c.kv_heads, c.v_dim, c.dtype, c.vectors);
     float dk_sum[PARTS][PART][PART] = {}, dv_sum[PARTS][PART][PART] = {};
     float scale[PART], one[PART];
+    if (!is_own(&c, first))
+        return;
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         int row = first + ty + SIDE * i;
@@ -407,7 +415,12 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- host ---- */
 
-static attention_call call_of(const tsr_attention_shape *s, bool vectors)
+static bool adds_up(const tsr_attention_shape *s)
+{
+    return tsr_spans_shared(&s->spans) && s->sum.add;
+}
+
+attention_call attention_call_of(const tsr_attention_shape *s, bool vectors)
 {
     attention_call c = {s->cu_seqlens,
                         (int)s->tokens,
@@ -422,7 +435,19 @@ static attention_call call_of(const tsr_attention_shape *s, bool vectors)
                         s->dtype,
                         vectors,
                         s->sinks};
+    if (tsr_spans_shared(&s->spans)) {
+        c.span = (int)(s->spans.rows < INT32_MAX ? s->spans.rows : INT32_MAX);
+        c.ranks = s->spans.ranks;
+        c.rank = s->spans.rank;
+        c.summed = adds_up(s);
+    }
     return c;
+}
+
+tsr_status attention_add_up(tsr_stream *stream, const tsr_attention_shape *s, int32_t *sum,
+                            uint64_t count)
+{
+    return adds_up(s) ? s->sum.add(s->sum.user, stream, sum, count) : TSR_OK;
 }
 
 /* The wider of a head's sizes. */
@@ -470,7 +495,7 @@ tsr_status tsr_attention_own_as(tsr_stream *stream, const tsr_attention_args *ar
     if (s->tokens == 0)
         return TSR_OK;
     attention_call c =
-        call_of(s, even_heads(s) && tsr_vectors(0, args->q, args->k, args->v, args->o));
+        attention_call_of(s, even_heads(s) && tsr_vectors(0, args->q, args->k, args->v, args->o));
     if (attention_mma_takes(&c))
         return attention_mma_forward(stream, &c, args, card);
     dim3 grid(tsr_blocks(c.tokens, TILE), (unsigned)c.q_heads, tsr_blocks(c.v_dim, COLUMNS));
@@ -496,8 +521,8 @@ tsr_status tsr_attention_backward_own_as(tsr_stream *stream,
     if (s->tokens == 0)
         return TSR_OK;
     attention_call c =
-        call_of(s, even_heads(s) && tsr_vectors(0, args->q, args->k, args->v, args->o, args->d_o,
-                                                args->dq, args->dk, args->dv));
+        attention_call_of(s, even_heads(s) && tsr_vectors(0, args->q, args->k, args->v, args->o,
+                                                          args->d_o, args->dq, args->dk, args->dv));
     if (attention_mma_takes_backward(&c, card)) {
         const tsr_attention_bounds bounds = {.tokens = s->tokens,
                                              .q_heads = s->q_heads,

@@ -16,7 +16,16 @@ typedef struct {
     tsr_dtype dtype;
     bool vectors; /* every row begins on 16 bytes */
     tsr_frozen sinks;
+    int span, ranks, rank; /* spans.h; span 0: not shared */
+    bool summed;           /* dq is added up over the ranks: from own keys alone */
 } attention_call;
+
+/* attention_own.cu; `vectors` as above. */
+attention_call attention_call_of(const tsr_attention_shape *shape, bool vectors);
+
+/* Adds up sums of dq over the ranks, where the call asks for it. */
+tsr_status attention_add_up(tsr_stream *stream, const tsr_attention_shape *shape, int32_t *sum,
+                            uint64_t count);
 
 /* What both kernels of the backward read. */
 typedef struct {
@@ -87,6 +96,34 @@ static __device__ __forceinline__ int end_query(const attention_call *c, int key
 {
     int end = c->cu_seqlens[document_of(c, key) + 1];
     return c->window && key < end - c->window ? key + c->window : end;
+}
+
+/* ---- whose rows: blocks of rows lie in one span ---- */
+
+static __device__ __forceinline__ bool is_own(const attention_call *c, int row)
+{
+    return !c->span || tsr_turn_owner(row / c->span % (2 * c->ranks), c->ranks) == c->rank;
+}
+
+/* Where the span of a row ends, at most at `last`. */
+static __device__ __forceinline__ int span_end(const attention_call *c, int row, int last)
+{
+    int rest = c->span - row % c->span;
+    return rest < last - row ? row + rest : last;
+}
+
+/* The first query from `query` on, not below `last` if there is none, that a block of keys needs. From `key` on they are own
+ * and need all of them; or others', and need own ones, for their share of dq, or none. */
+static __device__ __forceinline__ int needed_query(const attention_call *c, int key, int query,
+                                                   int last)
+{
+    if (is_own(c, key))
+        return query;
+    if (c->summed)
+        return last;
+    while (query < last && !is_own(c, query))
+        query = span_end(c, query, last);
+    return query;
 }
 
 #endif

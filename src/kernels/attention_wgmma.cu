@@ -9,6 +9,8 @@
  * Overlap  While P is made of the scores of a tile, dP is multiplied, while dS is made dv, and while the share of dq becomes
  *          integers and leaves, dk. One barrier of both groups a tile: dS is written.
  * Shares   A warp adds its 16 x 64 part of a tile to memory by one copy of 4 KB from shared memory.
+ * Shared   A block whose keys are another rank's (spans.h) goes through the own queries that see them, for dq, or through
+ *          none where sums of dq are added up over the ranks. Units are those of all keys, and so the bits.
  * Padding  May be anything. Scores of pairs that do not see each other become weights of 0; rows of no document become 0 in
  *          shared memory, where they would meet such weights.
  * Cost     10 D FLOPs a visible pair and query head; for 64 x 128 pairs 64 KB from L2 and to it. On an H200 (32 query heads,
@@ -61,8 +63,8 @@ typedef struct {
 typedef struct {
     const attention_wgmma_work *w;
     uint32_t memory, full_k, full_q, full_o, empty_q, empty_o; /* shared */
-    int used, kv_head, first, end, last; /* keys [first, end), queries [first, last) */
-    int tiles, count;                    /* of a query head; of all */
+    int used, kv_head, first, end, start, last; /* keys [first, end), queries [start, last) */
+    int tiles, count;                           /* of a query head; of all */
 } attention_block;
 
 /* Where a group is: tile `index` of the block's, in a stage. */
@@ -70,11 +72,16 @@ typedef struct {
     int index, query, stage, parity;
 } attention_at;
 
+/* SHARED: a block may leave queries out. */
+template <bool SHARED>
 static __device__ __forceinline__ attention_at after(const attention_block *b, attention_at at)
 {
     bool wraps = at.stage == STAGES - 1;
-    attention_at next = {at.index + 1, at.query + QUERIES < b->last ? at.query + QUERIES : b->first,
-                         wraps ? 0 : at.stage + 1, wraps ? at.parity ^ 1 : at.parity};
+    int query = at.query + QUERIES;
+    if (SHARED)
+        query = needed_query(&b->w->call, b->first, query, b->last);
+    attention_at next = {at.index + 1, query < b->last ? query : b->start, wraps ? 0 : at.stage + 1,
+                         wraps ? at.parity ^ 1 : at.parity};
     return next;
 }
 
@@ -111,17 +118,18 @@ fetch_tile(const attention_block *b, const attention_maps *maps, int head, const
     tsr_bulk_fetch(stats + 2 * STATS, w->row_unit + row, STATS, full_o);
 }
 
+template <bool SHARED>
 static __device__ __forceinline__ void fetch(const attention_block *b, const attention_maps *maps)
 {
     int head = b->kv_head * (b->w->call.q_heads / b->w->call.kv_heads);
-    attention_at at = {0, b->first, 0, 0};
+    attention_at at = {0, b->start, 0, 0};
     if (b->count == 0)
         return;
     tsr_barrier_expect(b->full_k, 4 * KEY_STRIP);
     fetch_rows(b->memory + AT_K, KEY_STRIP, &maps->k, b->kv_head, b->first, b->full_k);
     fetch_rows(b->memory + AT_V, KEY_STRIP, &maps->v, b->kv_head, b->first, b->full_k);
     for (int end = b->tiles; at.index < b->count; head++, end += b->tiles)
-        for (; at.index < end; at = after(b, at))
+        for (; at.index < end; at = after<SHARED>(b, at))
             fetch_tile(b, maps, head, &at);
 }
 
@@ -339,7 +347,7 @@ static __device__ __forceinline__ int32_t *sums_of(const attention_block *b, int
     const attention_wgmma_work *w = b->w;
     int64_t tiles = w->padded / QUERIES, group = w->call.q_heads / w->call.kv_heads;
     int64_t row = (b->kv_head - w->first_kv) * group + head;
-    return w->sum + (row * tiles + b->first / QUERIES) * TSR_WGMMA_TILE;
+    return w->sum + (row * tiles + b->start / QUERIES) * TSR_WGMMA_TILE;
 }
 
 static __device__ __forceinline__ attention_thread thread_of(const attention_block *b)
@@ -391,20 +399,23 @@ static __device__ __forceinline__ void multiply_tile(float dk[16][4], float dv[1
 }
 
 /* All tiles of a block that has some. */
+template <bool SHARED>
 static __device__ __forceinline__ void multiply(float dk[16][4], float dv[16][4],
                                                 const attention_block *b, const attention_thread *t)
 {
-    attention_at at = {0, b->first, 0, 0};
-    int head = 0, tile = 0;
+    attention_at at = {0, b->start, 0, 0}, next;
+    int head = 0;
     int32_t *sum = sums_of(b, 0);
     tsr_barrier_wait(b->full_k, 0);
     clear_rows(b->memory + AT_K, KEY_STRIP, b->end - b->first, KEYS);
     clear_rows(b->memory + AT_V, KEY_STRIP, b->end - b->first, KEYS);
-    for (; at.index < b->count; at = after(b, at)) {
+    for (; at.index < b->count; at = next) {
         multiply_tile(dk, dv, b, t, &at, sum);
-        sum += TSR_WGMMA_TILE;
-        if (++tile == b->tiles)
-            tile = 0, sum = sums_of(b, ++head);
+        next = after<SHARED>(b, at);
+        if (next.query > at.query)
+            sum += (next.query - at.query) * DIM;
+        else
+            sum = sums_of(b, ++head);
     }
     tsr_wgmma_sums<16>(dk);
     tsr_wgmma_sums<16>(dv);
@@ -436,6 +447,21 @@ static __device__ __forceinline__ void store_keys(void *out, const float sum[16]
 
 /* ---- the kernel ---- */
 
+/* Of a query head. */
+static __device__ __forceinline__ int tiles_of(const attention_block *b)
+{
+    const attention_call *c = &b->w->call;
+    if (is_own(c, b->first))
+        return (b->last - b->start + QUERIES - 1) / QUERIES;
+    int tiles = 0;
+    for (int query = b->start, end; query < b->last;
+         query = needed_query(c, b->first, end, b->last)) {
+        end = span_end(c, query, b->last);
+        tiles += (end - query + QUERIES - 1) / QUERIES;
+    }
+    return tiles;
+}
+
 static __device__ __forceinline__ attention_block block_of(const attention_wgmma_work *w,
                                                            uint32_t memory, uint32_t barriers)
 {
@@ -449,7 +475,8 @@ static __device__ __forceinline__ attention_block block_of(const attention_wgmma
     b.first = (int)blockIdx.x / w->kv_count * KEYS;
     b.end = min(b.first + KEYS, b.used);
     b.last = b.first < b.end ? end_query(&w->call, b.end - 1) : b.first;
-    b.tiles = (b.last - b.first + QUERIES - 1) / QUERIES;
+    b.start = needed_query(&w->call, b.first, b.first, b.last);
+    b.tiles = tiles_of(&b);
     b.count = b.tiles * (w->call.q_heads / w->call.kv_heads);
     return b;
 }
@@ -475,6 +502,7 @@ static __device__ __forceinline__ void begin_block(const attention_block *b)
 }
 
 /* Unused in code for other cards. */
+template <bool SHARED>
 static __device__ __forceinline__ __attribute__((unused)) void
 backward(const attention_wgmma_work *w, const attention_maps *maps,
          const attention_key_gradients *g)
@@ -486,15 +514,17 @@ backward(const attention_wgmma_work *w, const attention_maps *maps,
     if (threadIdx.x >= GROUPS * TSR_WARPGROUP) {
         TSR_REGISTERS_DOWN(24);
         if (threadIdx.x == GROUPS * TSR_WARPGROUP)
-            fetch(&b, maps);
+            fetch<SHARED>(&b, maps);
     } else {
         TSR_REGISTERS_UP(240);
         float dk[16][4] = {}, dv[16][4] = {};
         const attention_thread t = thread_of(&b);
         if (b.count)
-            multiply(dk, dv, &b, &t);
-        store_keys(g->dk, dk, w->call.scale, &b, &t);
-        store_keys(g->dv, dv, 1, &b, &t);
+            multiply<SHARED>(dk, dv, &b, &t);
+        if (!SHARED || is_own(&w->call, b.first)) {
+            store_keys(g->dk, dk, w->call.scale, &b, &t);
+            store_keys(g->dv, dv, 1, &b, &t);
+        }
         if (t.lane == 0)
             tsr_bulk_add_finish();
     }
@@ -507,13 +537,14 @@ backward(const attention_wgmma_work *w, const attention_maps *maps,
 #define SHAPE __launch_bounds__(TSR_WARP)
 #endif
 
+template <bool SHARED>
 static __global__ void SHAPE backward_blocks(const __grid_constant__ attention_wgmma_work w,
                                              const __grid_constant__ attention_maps maps,
                                              const __grid_constant__ attention_key_gradients g)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    backward(&w, &maps, &g);
+    backward<SHARED>(&w, &maps, &g);
 #endif
 }
 
@@ -598,15 +629,7 @@ static bool map_all(attention_maps *maps, void *boxes, const tsr_attention_backw
 static attention_wgmma_work work_of(const tsr_attention_shape *s)
 {
     attention_wgmma_work w = {};
-    w.call.cu_seqlens = s->cu_seqlens;
-    w.call.tokens = (int)s->tokens;
-    w.call.documents = s->documents;
-    w.call.q_heads = s->q_heads;
-    w.call.kv_heads = s->kv_heads;
-    w.call.dim = w.call.v_dim = DIM;
-    w.call.window = s->window;
-    w.call.scale = tsr_attention_scale(s);
-    w.call.dtype = s->dtype;
+    w.call = attention_call_of(s, true);
     w.padded = (int)padded_tokens(s->tokens);
     return w;
 }
@@ -628,6 +651,9 @@ static tsr_status find_room(attention_wgmma_work *w, const tsr_attention_shape *
     return TSR_OK;
 }
 
+typedef void backward_kernel(const attention_wgmma_work, const attention_maps,
+                             const attention_key_gradients);
+
 tsr_status tsr_attention_backward_wgmma(tsr_stream *stream, const tsr_attention_backward_args *a,
                                         bool by_token)
 {
@@ -640,14 +666,18 @@ tsr_status tsr_attention_backward_wgmma(tsr_stream *stream, const tsr_attention_
     TSR_TRY(find_room(&w, s));
     if (!map_all(&maps, tsr_kernels_kept(stream)->boxes, a))
         return tsr_fail(TSR_EDEVICE, "%s: the driver maps no boxes of its operands", op);
-    TSR_TRY(tsr_allow_shared(stream, (const void *)backward_blocks, BYTES, op));
+    backward_kernel *kernel = w.call.span ? backward_blocks<true> : backward_blocks<false>;
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, BYTES, op));
     TSR_TRY(attention_bound_keys(stream, &w.call, a->k, a->v, w.most));
     for (int count = w.kv_count; w.first_kv < s->kv_heads; w.first_kv += count) {
         w.kv_count = s->kv_heads - w.first_kv < count ? s->kv_heads - w.first_kv : count;
         TSR_TRY(attention_wgmma_begin(stream, &w, a->o, a->d_o, a->lse));
-        TSR_LAUNCH_SHARED(backward_blocks, (unsigned)(w.padded / KEYS * w.kv_count), THREADS, BYTES,
-                          stream, w, maps, gradients);
+        TSR_LAUNCH_SHARED(kernel, (unsigned)(w.padded / KEYS * w.kv_count), THREADS, BYTES, stream,
+                          w, maps, gradients);
         TSR_TRY(tsr_launched(op));
+        TSR_TRY(attention_add_up(stream, s, w.sum,
+                                 group_bytes(s->tokens, s->q_heads, s->kv_heads) / sizeof *w.sum *
+                                     (uint64_t)w.kv_count));
         TSR_TRY(attention_wgmma_end(stream, &w, a->dq));
     }
     return TSR_OK;

@@ -80,6 +80,8 @@ static __global__ void __launch_bounds__(THREADS) end_rows(attention_wgmma_work 
     const int4 *sum = (const int4 *)(w.sum + tile * TSR_WGMMA_TILE) + warp * 8 * TSR_WARP + lane;
     const unsigned *most = attention_wgmma_most(&w, head / group) + column;
     const float *row_unit = w.row_unit + (int64_t)head * w.padded + token;
+    if (!is_own(c, blockIdx.x * TSR_WGMMA_QUERIES))
+        return;
     float factor[2] = {c->scale / row_unit[0], c->scale / row_unit[8]};
 #pragma unroll
     for (int part = 0; part < 2; part++) {

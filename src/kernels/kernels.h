@@ -169,6 +169,8 @@ typedef struct {
     uint64_t (*attention_workspace_bytes)(const tsr_attention_bounds *bounds);
     uint64_t (*delta_rule_workspace_bytes)(const tsr_delta_rule_bounds *bounds);
     uint64_t (*head_workspace_bytes)(const tsr_head_bounds *bounds);
+    /* Whether the lse of such a call is [tokens, Hq] and not [Hq, tokens]: what ranks that share rows need to know. */
+    bool (*attention_lse_by_token)(const tsr_stream *stream, const tsr_attention_shape *shape);
     int64_t partial_rows; /* of sums over tokens (types.h); 0: none needed */
     /* At start-up; waits. */
     tsr_status (*prepare)(tsr_device *device, const tsr_prepare_args *args);

@@ -54,6 +54,13 @@ static tsr_status turn_nothing(tsr_device *device, int job)
     return TSR_OK;
 }
 
+static bool is_by_head(const tsr_stream *stream, const tsr_attention_shape *shape)
+{
+    (void)stream;
+    (void)shape;
+    return false;
+}
+
 #define CPU_SLOT(op) .op = op##_cpu,
 
 static const tsr_kernels cpu_kernels = {
@@ -61,6 +68,7 @@ static const tsr_kernels cpu_kernels = {
     TSR_KERNEL_OPS(CPU_SLOT).attention_workspace_bytes = tsr_attention_workspace_bytes,
     .delta_rule_workspace_bytes = tsr_delta_rule_workspace_bytes,
     .head_workspace_bytes = tsr_head_workspace_bytes,
+    .attention_lse_by_token = is_by_head,
     .prepare = prepare_nothing,
     .turn = turn_nothing,
 };

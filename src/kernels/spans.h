@@ -28,12 +28,17 @@ TSR_SPANS_INLINE bool tsr_spans_shared(const tsr_spans *s)
     return s->rows > 0 && s->ranks > 1;
 }
 
+/* turn: of 2 ranks. */
+TSR_SPANS_INLINE int32_t tsr_turn_owner(int32_t turn, int32_t ranks)
+{
+    return turn < ranks ? turn : 2 * ranks - 1 - turn;
+}
+
 TSR_SPANS_INLINE int32_t tsr_span_owner(const tsr_spans *s, int64_t span)
 {
     if (!tsr_spans_shared(s))
         return s->rank;
-    int32_t turn = (int32_t)(span % (2 * s->ranks));
-    return turn < s->ranks ? turn : 2 * s->ranks - 1 - turn;
+    return tsr_turn_owner((int32_t)(span % (2 * s->ranks)), s->ranks);
 }
 
 TSR_SPANS_INLINE bool tsr_row_is_own(const tsr_spans *s, int64_t row)

@@ -41,6 +41,8 @@ tsr_attention_shape shape_of(const attention_case *c, const operands *x)
                                  .scale = c->scale,
                                  .sinks = x->sinks,
                                  .softcap = c->softcap,
+                                 .spans = x->spans,
+                                 .sum = x->sum,
                                  .dtype = x->dtype};
 }
 
@@ -142,24 +144,30 @@ void free_problem(problem *p)
 
 /* ---- one run ---- */
 
+/* With outputs of NaN. */
+static operands new_operands(const problem *p, void *workspace, uint64_t workspace_bytes)
+{
+    uint64_t size = tsr_dtype_bytes(p->dtype);
+    return (operands){.q = p->dev_q,
+                      .k = p->dev_k,
+                      .v = p->dev_v,
+                      .d_o = p->dev_d_o,
+                      .cu_seqlens = p->dev_cu,
+                      .o = cuda_copy(NULL, (uint64_t)p->o_count * size),
+                      .dq = cuda_copy(NULL, (uint64_t)p->q_count * size),
+                      .dk = cuda_copy(NULL, (uint64_t)p->k_count * size),
+                      .dv = cuda_copy(NULL, (uint64_t)p->v_count * size),
+                      .workspace = workspace,
+                      .lse = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof(float)),
+                      .workspace_bytes = workspace_bytes,
+                      .dtype = p->dtype,
+                      .sinks = {p->dev_sinks, sinks_dtype(p->dtype)}};
+}
+
 operands run(const problem *p, forward_function *forward, backward_function *backward,
              void *workspace, uint64_t workspace_bytes)
 {
-    uint64_t size = tsr_dtype_bytes(p->dtype);
-    operands x = {.q = p->dev_q,
-                  .k = p->dev_k,
-                  .v = p->dev_v,
-                  .d_o = p->dev_d_o,
-                  .cu_seqlens = p->dev_cu,
-                  .o = cuda_copy(NULL, (uint64_t)p->o_count * size),
-                  .dq = cuda_copy(NULL, (uint64_t)p->q_count * size),
-                  .dk = cuda_copy(NULL, (uint64_t)p->k_count * size),
-                  .dv = cuda_copy(NULL, (uint64_t)p->v_count * size),
-                  .workspace = workspace,
-                  .lse = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof(float)),
-                  .workspace_bytes = workspace_bytes,
-                  .dtype = p->dtype,
-                  .sinks = {p->dev_sinks, sinks_dtype(p->dtype)}};
+    operands x = new_operands(p, workspace, workspace_bytes);
     tsr_attention_args forward_args = forward_of(p->c, &x);
     tsr_attention_backward_args backward_args = backward_of(p->c, &x);
     RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
@@ -212,4 +220,110 @@ void compare(const problem *p, const operands *first, const operands *second, bo
         expect_same("dq", first->dq, second->dq, (uint64_t)p->q_count * size);
     expect_same("dk", first->dk, second->dk, (uint64_t)p->k_count * size);
     expect_same("dv", first->dv, second->dv, (uint64_t)p->v_count * size);
+}
+
+/* ---- shared by ranks ---- */
+
+#define MAX_LAUNCHES 16
+
+/* Sums over ranks that run one after the other: each first gives its part, and gets the total the second time. */
+typedef struct {
+    int32_t *total[MAX_LAUNCHES];
+    int launch;
+    bool complete;
+} adder;
+
+static tsr_status add(void *user, tsr_stream *stream, int32_t *values, uint64_t count)
+{
+    adder *a = user;
+    int32_t *host = malloc(count * sizeof *host), **total = &a->total[a->launch++];
+    assert_true(a->launch <= MAX_LAUNCHES);
+    RUN(tsr_stream_synchronize(stream));
+    cuda_read(host, values, count * sizeof *host);
+    if (a->complete)
+        RUN(tsr_device_write(rig.device, values, *total, count * sizeof *host));
+    else if (!*total)
+        *total = calloc(count, sizeof **total);
+    for (uint64_t i = 0; !a->complete && i < count; i++)
+        (*total)[i] += host[i];
+    free(host);
+    return TSR_OK;
+}
+
+/* `parts` values of each token at rows of its own; by_head: one value each, [heads, tokens]. */
+static void expect_own(const problem *p, const char *what, const tsr_spans *spans, const void *got,
+                       const void *want, uint64_t bytes, int64_t heads, bool by_head)
+{
+    uint64_t all = bytes * (uint64_t)(heads * p->c->tokens);
+    char *left = malloc(all + 1), *right = malloc(all + 1);
+    cuda_read(left, got, all);
+    cuda_read(right, want, all);
+    for (int64_t i = 0; i < heads * p->c->tokens; i++) {
+        int64_t token = by_head ? i % p->c->tokens : i / heads;
+        uint64_t at = (uint64_t)i * bytes;
+        if (tsr_row_is_own(spans, token) && memcmp(left + at, right + at, bytes) != 0)
+            fail_msg("%s of token %lld has other bits on rank %d of %d", what, (long long)token,
+                     spans->rank, spans->ranks);
+    }
+    free(left), free(right);
+}
+
+static void expect_own_rows(const problem *p, const tsr_spans *spans, const operands *got,
+                            const operands *want)
+{
+    const attention_case *c = p->c;
+    uint64_t size = tsr_dtype_bytes(p->dtype), dim = (uint64_t)c->dim * size;
+    uint64_t wide = (uint64_t)values_of(c) * size;
+    expect_own(p, "o", spans, got->o, want->o, wide, c->q_heads, false);
+    expect_own(p, "lse", spans, got->lse, want->lse, sizeof(float), c->q_heads, !p->transposed);
+    expect_own(p, "dq", spans, got->dq, want->dq, dim, c->q_heads, false);
+    expect_own(p, "dk", spans, got->dk, want->dk, dim, c->kv_heads, false);
+    expect_own(p, "dv", spans, got->dv, want->dv, wide, c->kv_heads, false);
+}
+
+/* A rank's run into outputs of NaN: the backward reads o and lse of all rows. */
+static void run_shared(const problem *p, const operands *x, const operands *whole,
+                       forward_function *forward, backward_function *backward)
+{
+    uint64_t size = tsr_dtype_bytes(p->dtype);
+    tsr_attention_args forward_args = forward_of(p->c, x);
+    tsr_attention_backward_args backward_args = backward_of(p->c, x);
+    backward_args.o = whole->o, backward_args.lse = whole->lse;
+    RUN(tsr_stream_fill(rig.stream, x->o, 0xff, (uint64_t)p->o_count * size));
+    RUN(tsr_stream_fill(rig.stream, x->lse, 0xff, (uint64_t)p->lse_count * sizeof(float)));
+    RUN(tsr_stream_fill(rig.stream, x->dq, 0xff, (uint64_t)p->q_count * size));
+    RUN(tsr_stream_fill(rig.stream, x->dk, 0xff, (uint64_t)p->k_count * size));
+    RUN(tsr_stream_fill(rig.stream, x->dv, 0xff, (uint64_t)p->v_count * size));
+    RUN(tsr_stream_fill(rig.stream, x->workspace, 0xff, x->workspace_bytes));
+    RUN(forward(rig.stream, &forward_args));
+    RUN(tsr_stream_fill(rig.stream, x->workspace, 0xff, x->workspace_bytes));
+    RUN(backward(rig.stream, &backward_args));
+    cuda_wait();
+}
+
+void check_shared(const problem *p, const operands *whole, forward_function *forward,
+                  backward_function *backward, tsr_spans spans)
+{
+    operands x = new_operands(p, whole->workspace, whole->workspace_bytes);
+    x.spans = spans;
+    run_shared(p, &x, whole, forward, backward);
+    expect_own_rows(p, &spans, &x, whole);
+}
+
+void check_ranks(const problem *p, const operands *whole, forward_function *forward,
+                 backward_function *backward, int ranks)
+{
+    adder sum = {0};
+    operands x = new_operands(p, whole->workspace, whole->workspace_bytes);
+    for (int turn = 0; turn < 3 * ranks; turn++) {
+        x.spans = (tsr_spans){TSR_SPAN_STEP, ranks, turn % ranks};
+        if (turn >= ranks)
+            x.sum = (tsr_attention_sum){add, &sum};
+        sum.launch = 0, sum.complete = turn >= 2 * ranks;
+        run_shared(p, &x, whole, forward, backward);
+        if (turn < ranks || sum.complete)
+            expect_own_rows(p, &x.spans, &x, whole);
+    }
+    for (int i = 0; i < MAX_LAUNCHES; i++)
+        free(sum.total[i]);
 }

@@ -48,6 +48,8 @@ typedef struct {
     uint64_t workspace_bytes;
     tsr_dtype dtype;
     tsr_frozen sinks;
+    tsr_spans spans;
+    tsr_attention_sum sum;
 } operands;
 
 typedef tsr_status forward_function(tsr_stream *, const tsr_attention_args *);
@@ -67,5 +69,14 @@ operands run(const problem *p, forward_function *forward, backward_function *bac
 
 /* Of the first run with the reference, and of both bit by bit; `repeats`: of dq too. */
 void compare(const problem *p, const operands *first, const operands *second, bool repeats);
+
+/* `whole` is what the functions give; spans: of a rank. That rank's own rows have the same bits. */
+void check_shared(const problem *p, const operands *whole, forward_function *forward,
+                  backward_function *backward, tsr_spans spans);
+
+/* Spans of TSR_SPAN_STEP dealt to so many ranks: own rows of each have the same bits, with dq from all keys and with its
+ * sums added up over the ranks. */
+void check_ranks(const problem *p, const operands *whole, forward_function *forward,
+                 backward_function *backward, int ranks);
 
 #endif

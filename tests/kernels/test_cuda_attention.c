@@ -136,10 +136,13 @@ static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
         fail_msg("cuDNN gave no plan");
     shape.window = 3;
     assert_null(tsr_sdpa_find(sdpa, &shape));
+    assert_false(rig.kernels->attention_lse_by_token(rig.stream, &shape));
     shape.window = 0, shape.softcap = 30;
     assert_null(tsr_sdpa_find(sdpa, &shape));
     make_problem(&p, &c->c, TSR_BF16, 3);
     p.transposed = true;
+    shape.softcap = 0;
+    assert_true(rig.kernels->attention_lse_by_token(rig.stream, &shape));
     uint64_t bytes = tsr_sdpa_workspace_bytes(&cut);
     void *workspace = cuda_copy(NULL, bytes);
     operands last =
@@ -189,6 +192,50 @@ static void cudnn_matches_the_reference(void **state)
             continue;
         print_message("cuDNN, case %zu\n", i);
         check_cudnn(sdpa, &cudnn_cases[i]);
+    }
+}
+
+/* Micro-batches that three ranks share: documents longer than spans, and short ones, those that end where a span does and
+ * empty ones; all that cuDNN's forward takes, and the backwards behind it. */
+static const attention_case shared_cases[] = {
+    {1024, 1, 4, 2, 128, 0, {1024}},
+    {1400, 4, 8, 2, 128, 0, {300, 0, 1000, 1}},
+    {1024, 4, 4, 4, 64, 0, {128, 384, 0, 500}},
+    {1410, 2, 8, 1, 96, 0, {1300, 100}, 0, 0, 0.2f, 0, 3},
+    {1100, 2, 8, 8, 192, 0, {257, 770}, 0, 0, 0, 128},
+    {700, 0, 8, 2, 64, 0, {0}},
+};
+
+static void check_shared_case(tsr_sdpa *sdpa, const attention_case *c)
+{
+    tsr_attention_bounds bounds =
+        bounds_of(&(cudnn_case){.c = *c, .documents = 5, .longest = 1400});
+    uint64_t bytes = rig.kernels->attention_workspace_bytes(&bounds);
+    problem p;
+    make_problem(&p, c, TSR_BF16, 3);
+    p.transposed = true;
+    RUN(tsr_sdpa_prepare(sdpa, &bounds));
+    bounds.spans = (tsr_spans){.rows = 256, .ranks = 3};
+    bytes += rig.kernels->attention_workspace_bytes(&bounds);
+    operands whole = run(&p, rig.kernels->attention, rig.kernels->attention_backward,
+                         cuda_copy(NULL, bytes), bytes);
+    for (; bounds.spans.rank < 3; bounds.spans.rank++) {
+        RUN(tsr_sdpa_prepare(sdpa, &bounds));
+        check_shared(&p, &whole, rig.kernels->attention, rig.kernels->attention_backward,
+                     bounds.spans);
+    }
+    free_problem(&p);
+}
+
+static void ranks_share_micro_batches(void **state)
+{
+    (void)state;
+    tsr_sdpa *sdpa = open_sdpa();
+    for (size_t i = 0; i < sizeof shared_cases / sizeof *shared_cases; i++) {
+        if (!cuda_turn())
+            continue;
+        print_message("shared, case %zu\n", i);
+        check_shared_case(sdpa, &shared_cases[i]);
     }
 }
 
@@ -266,6 +313,9 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
     args.shape.kv_heads = 3;
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
+    tsr_attention_args odd = forward_of(&c, &x);
+    odd.shape.spans = (tsr_spans){200, 2, 0};
+    assert_int_equal(rig.kernels->attention(rig.stream, &odd), TSR_EINVAL);
     tsr_attention_args wide = forward_of(&(attention_case){1, 1, 1, 1, 520}, &x);
     assert_int_equal(rig.kernels->attention(rig.stream, &wide), TSR_EUNSUPPORTED);
     wide.shape.head_dim = 8, wide.shape.v_dim = 520;
@@ -277,11 +327,9 @@ static void bad_arguments_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cudnn_matches_the_reference),
-        cmocka_unit_test(capped_scores_pass_cudnn_by),
-        cmocka_unit_test(other_values_pass_cudnn_by),
-        cmocka_unit_test(cuts_give_the_same_bits),
-        cmocka_unit_test(bad_arguments_are_refused),
+        cmocka_unit_test(cudnn_matches_the_reference), cmocka_unit_test(ranks_share_micro_batches),
+        cmocka_unit_test(capped_scores_pass_cudnn_by), cmocka_unit_test(other_values_pass_cudnn_by),
+        cmocka_unit_test(cuts_give_the_same_bits),     cmocka_unit_test(bad_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
 }

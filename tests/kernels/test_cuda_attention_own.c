@@ -1,6 +1,7 @@
 /*
  * test_cuda_attention_own.c: the own kernels of the CUDA attention against the C reference, in every dtype and, in bf16, as
- * on several cards. Every case runs twice into fresh outputs, and both runs must give the same bits.
+ * on several cards. Every case runs twice into fresh outputs, and both runs must give the same bits, as must the own rows of
+ * ranks that share it.
  */
 #include "kernels/attention_wgmma.h"
 
@@ -126,6 +127,7 @@ static void check_wgmma(const problem *p)
     operands first = run(p, tsr_attention_own, backward_wgmma, workspace, all);
     operands second = run(p, tsr_attention_own, backward_wgmma, workspace, least);
     compare(p, &first, &second, true);
+    check_ranks(p, &second, tsr_attention_own, backward_wgmma, 2 + (int)p->c->tokens % 2);
 }
 
 static void own_kernel_matches_the_reference(void **state)
@@ -147,6 +149,7 @@ static void own_kernel_matches_the_reference(void **state)
             operands second =
                 run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
             compare(&p, &first, &second, true);
+            check_ranks(&p, &first, tsr_attention_own, tsr_attention_backward_own, 2 + (int)i % 2);
             for (size_t k = 0; dtypes[j] == TSR_BF16 && k < sizeof cards / sizeof *cards; k++) {
                 card = &cards[k];
                 if (card->shared_bytes > shared_bytes())
@@ -154,6 +157,7 @@ static void own_kernel_matches_the_reference(void **state)
                 first = run(&p, own_on_card, own_backward_on_card, workspace, bytes);
                 second = run(&p, own_on_card, own_backward_on_card, workspace, bytes);
                 compare(&p, &first, &second, true);
+                check_ranks(&p, &first, own_on_card, own_backward_on_card, 2 + (int)i % 2);
             }
             check_wgmma(&p);
             free_problem(&p);

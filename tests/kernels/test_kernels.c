@@ -15,6 +15,7 @@ static void every_slot_is_filled(void **state)
 #define EXPECT_SLOT(op) assert_true(table->op != NULL);
     TSR_KERNEL_OPS(EXPECT_SLOT)
     assert_true(table->attention_workspace_bytes && table->head_workspace_bytes);
+    assert_false(table->attention_lse_by_token(NULL, NULL));
 }
 
 static void ops_run_in_order_on_a_stream(void **state)
