@@ -8,8 +8,8 @@
  *
  * The deterministic backward writes dq without atomics, for which cuDNN keeps dS whole: documents x
  * heads x longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads.
- * Where it is faster, or documents are too long for either, attention_wgmma.h's backward runs instead; documents too
- * long whose heads that does not take are cut into tiles.
+ * Where it is faster, or documents are too long for either, attention_wgmma.h's backward runs instead; over documents too
+ * long attention_own.cu's for narrow heads, and for wide ones they are cut into tiles.
  *
  * Cost     4 D FLOPs forward, 10 D backward for each visible pair and query head, on tensor cores.
  */
@@ -32,6 +32,10 @@
 #define LEAST_BLOCKS  256 /* of OWN_KEYS keys of a key head */
 #define LEAST_LONGEST 2048
 #define OWN_KEYS      128
+#define OWN_DIM       128
+
+/* Heads up to which attention_own.cu's backward is faster over long documents than tiles. */
+#define NARROW 64
 
 /* Of a backward that is not wider. Each takes some 27 us, however short its documents are (one of 2048
  * tokens with 60 of 102: 1.4 ms in 16, 1.8 in 31); over the own kernel a document of 4096 tokens saves 2 ms,
@@ -133,12 +137,13 @@ static bool has_heads(const tsr_attention_bounds *b)
 }
 
 /* Whether attention_wgmma.h's backward takes less time than cuDNN's deterministic one, as measured on an H200
- * (docs/performance.md, "What the same bits cost"): from two of its blocks for each multiprocessor on, if query heads
- * share a key head. */
+ * (docs/performance.md, "What the same bits cost"): heads of 128, from two of its blocks for each multiprocessor on, if query
+ * heads share a key head. */
 static bool is_faster(const tsr_attention_bounds *b)
 {
     int64_t blocks = b->tokens / OWN_KEYS * b->kv_heads;
-    return blocks >= LEAST_BLOCKS && b->longest >= LEAST_LONGEST && b->q_heads > b->kv_heads;
+    return b->head_dim == OWN_DIM && blocks >= LEAST_BLOCKS && b->longest >= LEAST_LONGEST &&
+           b->q_heads > b->kv_heads;
 }
 
 bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap)
@@ -168,8 +173,16 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     /* The narrow cut says whether at all and how, so that which kernel runs, and with it the bits, does not depend on
      * how much memory is left. */
     bool tiles = !cut_pairs(cut, b, pairs_within(cap >> b->wider, pair));
+    uint64_t rows =
+        tsr_align_up((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float), TSR_ALIGNMENT);
     if ((tiles || is_faster(b)) && !b->atomics && tsr_attention_wgmma_fits(b)) {
         cut->own_bytes = tsr_attention_wgmma_workspace_bytes(b);
+        return true;
+    }
+    if (tiles && b->head_dim <= NARROW) {
+        cut->by_head = true;
+        cut->stats_bytes = rows;
+        cut->own_bytes = tsr_align_up(tsr_attention_own_workspace_bytes(b), TSR_ALIGNMENT);
         return true;
     }
     if (tiles ? !tsr_sdpa_cut_tiles(cut, b, cap >> b->wider) : !has_few_launches(cut))
@@ -177,8 +190,6 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     if (!tiles)
         cut_pairs(cut, b, pairs_within(cap, pair));
     uint64_t lists = list_bytes(cut->documents, cut->lists, cut->pieces);
-    uint64_t rows =
-        tsr_align_up((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float), TSR_ALIGNMENT);
     cut->list_bytes = lists > cut->list_bytes ? lists : cut->list_bytes;
     cut->stats_bytes = cut->groups > 1 && !tiles ? rows : 0;
     cut->delta_bytes = tiles ? 0 : rows;
@@ -308,7 +319,7 @@ tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *b
         }
     if (tsr_sdpa_cut_for(&plans.cut, bounds, cap)) {
         bool own = plans.cut.own_bytes, past = bounds->train && plans.cut.span;
-        if (!own || sdpa->wgmma)
+        if (!own || plans.cut.by_head || sdpa->wgmma)
             plans.forward = new_graph(sdpa, &plans, FORWARD);
         if (plans.forward && bounds->train && !own)
             plans.backward = new_graph(sdpa, &plans, BACKWARD);
@@ -530,9 +541,20 @@ static tsr_status own_backward(tsr_stream *stream, const tsr_attention_backward_
                                const parts *w, const tsr_sdpa_cut *cut)
 {
     tsr_attention_backward_args own = *args;
+    const tsr_attention_shape *s = &args->shape;
     own.shape.workspace = w->tiles;
     own.shape.workspace_bytes = cut->own_bytes;
-    return tsr_attention_backward_wgmma(stream, &own, true);
+    if (!cut->by_head)
+        return tsr_attention_backward_wgmma(stream, &own, true);
+    own.lse = w->stats;
+    TSR_TRY(tsr_sdpa_lists_cuda(stream, &(tsr_sdpa_lists){.cu_seqlens = s->cu_seqlens,
+                                                          .tokens = s->tokens,
+                                                          .document_count = s->documents,
+                                                          .stats = args->lse,
+                                                          .grouped = w->stats,
+                                                          .q_heads = s->q_heads,
+                                                          .heads = 1}));
+    return tsr_attention_backward_own(stream, &own);
 }
 
 tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,

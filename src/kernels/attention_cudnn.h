@@ -4,7 +4,7 @@
  *
  *     own      attention_own.cu: any dtype, head_dim up to 512, window; attention_mma.cu and
  *              attention_mma_backward.cu: its BF16 on tensor cores; attention_wgmma.cu: the backward for
- *              heads of 128 on sm_90a; lse as attention.h says
+ *              heads of 72 to 128 on sm_90a; lse as attention.h says
  *     cuDNN    attention_cudnn.c: a call within bounds that tsr_sdpa_prepare got and cuDNN planned;
  *              lse is then [tokens, Hq], which the backward alone reads back; sinks are put in after
  *              its forward (attention.cu)
@@ -45,8 +45,8 @@ tsr_status tsr_attention_backward_own_as(tsr_stream *stream,
  * its launch in bf16 (that is what makes it deterministic), and so is cut into `pieces` of at most
  * `documents` documents, and `groups` of `heads` query heads. With atomics it keeps dq in fp32 instead,
  * and is cut only where dk and dv of each query head need more than the cap. For a document too long for
- * that the backward is attention_wgmma.h's, or, of other heads, cut into tiles of `span` tokens
- * (attention_cudnn_tiles.h). */
+ * that the backward is attention_wgmma.h's, of narrow heads that of above, or, of wide ones, cut into tiles of `span`
+ * tokens (attention_cudnn_tiles.h). */
 typedef struct {
     int64_t longest; /* tokens of a document, rounded up */
     int64_t documents, pieces;
@@ -54,14 +54,15 @@ typedef struct {
     int32_t lists; /* of each piece */
     int64_t parts; /* most parts of documents in own spans, of shared micro-batches; 0: none */
     uint64_t list_bytes;  /* of the workspace: lengths and offsets of documents */
-    uint64_t stats_bytes; /* lse by groups, where there are some */
+    uint64_t stats_bytes; /* lse by groups or heads, where it is wanted so */
     uint64_t delta_bytes;
     uint64_t sum_bytes;  /* dq in fp32, with atomics */
     uint64_t plan_bytes; /* what cuDNN may ask for */
     int64_t span, rows,
         columns; /* of tiles: spans of queries, of keys for each; span 0: no tiles */
     uint64_t tile_bytes;
-    uint64_t own_bytes; /* of attention_wgmma.h's backward; 0: cuDNN's */
+    uint64_t own_bytes; /* of an own backward; 0: cuDNN's */
+    bool by_head;       /* that backward is not attention_wgmma.h's, and reads lse by heads */
 } tsr_sdpa_cut;
 
 /* What one launch may keep: 4 documents of 2048 tokens, 32 heads of 128; more where bounds are wider. */

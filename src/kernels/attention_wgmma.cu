@@ -25,13 +25,14 @@ extern "C" {
 #include "base/checked.h"
 }
 
-#define GROUPS  2 /* that multiply */
-#define THREADS ((GROUPS + 1) * TSR_WARPGROUP)
-#define DIM     TSR_WGMMA_DIM
-#define KEYS    TSR_WGMMA_KEYS
-#define QUERIES TSR_WGMMA_QUERIES
-#define STAGES  2 /* of queries */
-#define LOG2_E  1.4426950408889634f
+#define GROUPS    2 /* that multiply */
+#define THREADS   ((GROUPS + 1) * TSR_WARPGROUP)
+#define DIM       TSR_WGMMA_DIM
+#define LEAST_DIM 64 /* up to which attention_mma_backward.cu is as fast */
+#define KEYS      TSR_WGMMA_KEYS
+#define QUERIES   TSR_WGMMA_QUERIES
+#define STAGES    2 /* of queries */
+#define LOG2_E    1.4426950408889634f
 
 /* Shared memory. A matrix is two strips of 64 columns, 128 bytes a row. */
 #define KEY_STRIP   (KEYS * 128)
@@ -97,7 +98,7 @@ static __device__ __forceinline__ void
 fetch_rows(uint32_t to, uint32_t strip, const CUtensorMap *map, int head, int row, uint32_t barrier)
 {
     for (int i = 0; i < 2; i++)
-        tsr_box_copy_of(to + i * strip, map, head * DIM + i * 64, row, 0, barrier);
+        tsr_box_copy_of(to + i * strip, map, i * 64, row, head, barrier);
 }
 
 static __device__ __forceinline__ void
@@ -421,15 +422,15 @@ static __device__ __forceinline__ void multiply(float dk[16][4], float dv[16][4]
     tsr_wgmma_sums<16>(dv);
 }
 
-/* A thread's two rows of [tokens, Hkv, 128]. */
-static __device__ __forceinline__ void store_keys(void *out, const float sum[16][4], float factor,
-                                                  const attention_block *b,
+/* A thread's two rows of [tokens, Hkv, dim]. */
+static __device__ __forceinline__ void store_keys(void *out, const float sum[16][4], int dim,
+                                                  float factor, const attention_block *b,
                                                   const attention_thread *t)
 {
     const attention_call *c = &b->w->call;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int64_t key = t->key + 8 * half, at = (key * c->kv_heads + b->kv_head) * DIM;
+        int64_t key = t->key + 8 * half, at = (key * c->kv_heads + b->kv_head) * dim;
 #pragma unroll
         for (int n = 0; n < 16; n += 4) {
             uint32_t word[4];
@@ -438,7 +439,7 @@ static __device__ __forceinline__ void store_keys(void *out, const float sum[16]
                 word[i] =
                     tsr_pack_bf16(sum[n + i][2 * half] * factor, sum[n + i][2 * half + 1] * factor);
             tsr_quad_words(word);
-            if (key < c->tokens)
+            if (key < c->tokens && (n + t->lane % 4) * 8 < dim)
                 *(uint4 *)((uint16_t *)out + at + (n + t->lane % 4) * 8) =
                     make_uint4(word[0], word[1], word[2], word[3]);
         }
@@ -494,10 +495,9 @@ static __device__ __forceinline__ void begin_block(const attention_block *b)
         tsr_barrier_made();
     }
     if (threadIdx.x < DIM)
-        asm volatile(
-            "st.shared.f32 [%0], %1;" ::"r"(b->memory + AT_UNITS + threadIdx.x * 4),
-            "f"(attention_wgmma_column_unit(attention_wgmma_most(b->w, b->kv_head)[threadIdx.x]))
-            : "memory");
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(b->memory + AT_UNITS + threadIdx.x * 4),
+                     "f"(attention_wgmma_column_unit(b->w, b->kv_head, (int)threadIdx.x))
+                     : "memory");
     __syncthreads();
 }
 
@@ -522,8 +522,8 @@ backward(const attention_wgmma_work *w, const attention_maps *maps,
         if (b.count)
             multiply<SHARED>(dk, dv, &b, &t);
         if (!SHARED || is_own(&w->call, b.first)) {
-            store_keys(g->dk, dk, w->call.scale, &b, &t);
-            store_keys(g->dv, dv, 1, &b, &t);
+            store_keys(g->dk, dk, w->call.dim, w->call.scale, &b, &t);
+            store_keys(g->dv, dv, w->call.v_dim, 1, &b, &t);
         }
         if (t.lane == 0)
             tsr_bulk_add_finish();
@@ -585,10 +585,15 @@ static uint64_t group_bytes(int64_t tokens, int64_t q_heads, int64_t kv_heads)
     return (uint64_t)(q_heads / kv_heads * padded_tokens(tokens) * DIM) * sizeof(int32_t);
 }
 
+static bool fits(int32_t dim)
+{
+    return dim > LEAST_DIM && dim <= DIM && dim % TSR_VECTOR == 0;
+}
+
 bool tsr_attention_wgmma_fits(const tsr_attention_bounds *b)
 {
-    return b->train && b->dtype == TSR_BF16 && b->head_dim == DIM &&
-           tsr_attention_v_dim(b->v_dim, b->head_dim) == DIM && b->softcap == 0 && b->tokens > 0;
+    return b->train && b->dtype == TSR_BF16 && fits(b->head_dim) &&
+           fits(tsr_attention_v_dim(b->v_dim, b->head_dim)) && b->softcap == 0 && b->tokens > 0;
 }
 
 uint64_t tsr_attention_wgmma_workspace_bytes(const tsr_attention_bounds *b)
@@ -619,11 +624,11 @@ bool tsr_attention_wgmma_takes(const tsr_stream *stream, const tsr_attention_bac
 static bool map_all(attention_maps *maps, void *boxes, const tsr_attention_backward_args *a)
 {
     const tsr_attention_shape *s = &a->shape;
-    int64_t q = (int64_t)s->q_heads * DIM, kv = (int64_t)s->kv_heads * DIM;
-    return tsr_map_boxes(&maps->q, boxes, a->q, 1, s->tokens, q, QUERIES) &&
-           tsr_map_boxes(&maps->d_o, boxes, a->d_o, 1, s->tokens, q, QUERIES) &&
-           tsr_map_boxes(&maps->k, boxes, a->k, 1, s->tokens, kv, KEYS) &&
-           tsr_map_boxes(&maps->v, boxes, a->v, 1, s->tokens, kv, KEYS);
+    int64_t dim = s->head_dim, v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim);
+    return tsr_map_heads(&maps->q, boxes, a->q, s->q_heads, s->tokens, dim, QUERIES) &&
+           tsr_map_heads(&maps->d_o, boxes, a->d_o, s->q_heads, s->tokens, v_dim, QUERIES) &&
+           tsr_map_heads(&maps->k, boxes, a->k, s->kv_heads, s->tokens, dim, KEYS) &&
+           tsr_map_heads(&maps->v, boxes, a->v, s->kv_heads, s->tokens, v_dim, KEYS);
 }
 
 static attention_wgmma_work work_of(const tsr_attention_shape *s)

@@ -23,7 +23,7 @@ typedef struct {
     bool by_token;          /* lse is [tokens, Hq] */
     float *lse, *delta,
         *row_unit;  /* [Hq, padded]; lse in base 2, of no document inf; row_unit: of dq's sums */
-    unsigned *most; /* [Hkv, 128 + 1], as attention_bound_keys leaves it */
+    unsigned *most; /* [Hkv, dim + 1], as attention_bound_keys leaves it */
     int32_t *sum;   /* [heads of a launch, padded / 64, tile] */
 } attention_wgmma_work;
 
@@ -31,7 +31,7 @@ typedef struct {
 static __device__ __forceinline__ const unsigned *
 attention_wgmma_most(const attention_wgmma_work *w, int kv_head)
 {
-    return w->most + kv_head * (TSR_WGMMA_DIM + 1);
+    return w->most + kv_head * (w->call.dim + 1);
 }
 
 #define TSR_WGMMA_SMALLEST (-60) /* exponent of a bound: units stay far from infinity */
@@ -45,9 +45,13 @@ static __device__ __forceinline__ float attention_wgmma_unit(float bound, int to
     return __uint_as_float((uint32_t)(top - max(exponent, TSR_WGMMA_SMALLEST) + 127) << 23);
 }
 
-static __device__ __forceinline__ float attention_wgmma_column_unit(unsigned most)
+/* 1 for columns that heads do not have. */
+static __device__ __forceinline__ float attention_wgmma_column_unit(const attention_wgmma_work *w,
+                                                                    int kv_head, int column)
 {
-    return attention_wgmma_unit(__uint_as_float(most), 0);
+    if (column >= w->call.dim)
+        return 1;
+    return attention_wgmma_unit(__uint_as_float(attention_wgmma_most(w, kv_head)[column]), 0);
 }
 
 /* attention_wgmma_ends.cu: before and after each launch. */

@@ -1,7 +1,7 @@
 /*
- * kernels/attention_wgmma.h: attention's deterministic backward on sm_90a, for bf16 heads of 128: where it is faster than cuDNN's
- * (attention_cudnn.c), for documents too long for one launch of that, and for windows, which that does not take. Inside
- * src/kernels and its tests only.
+ * kernels/attention_wgmma.h: attention's deterministic backward on sm_90a, for bf16 heads of 72 to 128, whose tiles are 128 wide:
+ * where it is faster than cuDNN's (attention_cudnn.c), for documents too long for one launch of that, and for windows, which
+ * that does not take. Inside src/kernels and its tests only.
  *
  * With P = exp(scale q k - lse), dP = do v and delta = <do, o>, sums over queries i and keys j:
  *

@@ -31,8 +31,8 @@ static __global__ void __launch_bounds__(THREADS)
     int head = w.first_kv * group + blockIdx.y, token = blockIdx.x * ROWS + threadIdx.x / ROW_LANES;
     bool valid = token < used_tokens(c);
     float left[TSR_VECTOR] = {}, right[TSR_VECTOR] = {}, product = 0, square = 0;
-    if (valid) {
-        int64_t at = ((int64_t)token * c->q_heads + head) * TSR_WGMMA_DIM + lane * TSR_VECTOR;
+    if (valid && lane * TSR_VECTOR < c->v_dim) {
+        int64_t at = ((int64_t)token * c->q_heads + head) * c->v_dim + lane * TSR_VECTOR;
         tsr_load8(left, o, at, TSR_BF16);
         tsr_load8(right, d_o, at, TSR_BF16);
     }
@@ -51,8 +51,7 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t at =
         w.by_token ? (int64_t)token * c->q_heads + head : (int64_t)head * c->tokens + token;
     float bound =
-        sqrtf(square) *
-            sqrtf(__uint_as_float(attention_wgmma_most(&w, head / group)[TSR_WGMMA_DIM])) +
+        sqrtf(square) * sqrtf(__uint_as_float(attention_wgmma_most(&w, head / group)[c->dim])) +
         fabsf(product);
     w.lse[row] = valid ? lse[at] * LOG2_E : INFINITY;
     w.delta[row] = product;
@@ -78,7 +77,6 @@ static __global__ void __launch_bounds__(THREADS) end_rows(attention_wgmma_work 
     int token = blockIdx.x * TSR_WGMMA_QUERIES + warp % 4 * 16 + lane / 4, column = warp / 4 * 64;
     int64_t tile = (int64_t)blockIdx.y * (w.padded / TSR_WGMMA_QUERIES) + blockIdx.x;
     const int4 *sum = (const int4 *)(w.sum + tile * TSR_WGMMA_TILE) + warp * 8 * TSR_WARP + lane;
-    const unsigned *most = attention_wgmma_most(&w, head / group) + column;
     const float *row_unit = w.row_unit + (int64_t)head * w.padded + token;
     if (!is_own(c, blockIdx.x * TSR_WGMMA_QUERIES))
         return;
@@ -88,19 +86,20 @@ static __global__ void __launch_bounds__(THREADS) end_rows(attention_wgmma_work 
         uint32_t word[2][4]; /* of both rows: 8 columns a lane, once they are exchanged */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int n = part * 4 + i;
+            int n = part * 4 + i, x = column + n * 8 + lane % 4 * 2;
             int4 s = sum[n * TSR_WARP];
-            float low = attention_wgmma_column_unit(most[n * 8 + lane % 4 * 2]);
-            float high = attention_wgmma_column_unit(most[n * 8 + lane % 4 * 2 + 1]);
+            float low = attention_wgmma_column_unit(&w, head / group, x);
+            float high = attention_wgmma_column_unit(&w, head / group, x + 1);
             word[0][i] = tsr_pack_bf16(s.x * factor[0] / low, s.y * factor[0] / high);
             word[1][i] = tsr_pack_bf16(s.z * factor[1] / low, s.w * factor[1] / high);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             tsr_quad_words(word[half]);
-            int64_t at = ((int64_t)(token + 8 * half) * c->q_heads + head) * TSR_WGMMA_DIM;
-            if (token + 8 * half < c->tokens)
-                *(uint4 *)((uint16_t *)dq + at + column + (part * 4 + lane % 4) * 8) =
+            int64_t at = ((int64_t)(token + 8 * half) * c->q_heads + head) * c->dim;
+            int first = column + (part * 4 + lane % 4) * 8;
+            if (token + 8 * half < c->tokens && first < c->dim)
+                *(uint4 *)((uint16_t *)dq + at + first) =
                     make_uint4(word[half][0], word[half][1], word[half][2], word[half][3]);
         }
     }

@@ -14,7 +14,7 @@ typedef struct {
     int64_t tokens, documents, longest; /* bounds above the case's own; 0: its own */
     int launches;                       /* of the backward; 0: as few as there can be */
     bool atomics;
-    int64_t span; /* of tiles; 0: none; OWN: the backward is attention_wgmma.h's */
+    int64_t span; /* of tiles; 0: none; OWN: the backward is an own one */
 } cudnn_case;
 
 static const cudnn_case cudnn_cases[] = {
@@ -46,24 +46,25 @@ static const cudnn_case cudnn_cases[] = {
     {{600, 2, 16, 4, 128, 0, {300, 257}, 0, 0, 0, 0, 2}, 0, 0, 0, 4},
     {{400, 0, 8, 2, 128, 0, {0}, 0, 0, 0, 0, 2}, 0, 10, 300, 0},
     {{700, 10, 8, 1, 64, 0, ODD_LENGTHS, 0, 0, 0, 0, 3}, 0, 0, 0, 0, true},
-    /* tiles: whole spans, a rest, several documents, unused ones, other heads, sinks, padding only */
-    {{1024, 1, 8, 2, 96, 0, {1024}}, 0, 0, 0, 0, false, 256},
-    {{1010, 1, 8, 2, 96, 0, {1001}}, 0, 0, 0, 0, false, 128},
-    {{1401, 4, 8, 2, 64, 0, {300, 0, 1000, 1}}, 0, 0, 0, 0, false, 256},
-    {{1400, 2, 16, 4, 96, 0, {300, 1000}}, 2000, 3, 1100, 0, false, 256},
-    {{700, 1, 8, 8, 64, 0, {700}}, 0, 0, 0, 0, false, 128},
+    /* tiles: whole spans, a rest, several documents, unused ones, sinks, padding only */
+    {{1024, 1, 8, 8, 192, 0, {1024}, 0, 0, 0, 128}, 0, 0, 0, 0, false, 256},
+    {{1010, 1, 8, 8, 192, 0, {1001}, 0, 0, 0, 128}, 0, 0, 0, 0, false, 128},
+    {{1401, 4, 8, 8, 192, 0, {300, 0, 1000, 1}, 0, 0, 0, 128}, 0, 0, 0, 0, false, 256},
+    {{1400, 2, 16, 16, 192, 0, {300, 1000}, 0, 0, 0, 128}, 2000, 3, 1100, 0, false, 256},
     {{900, 2, 8, 8, 192, 0, {129, 770}, 0, 0, 0.1f, 128}, 0, 0, 0, 0, false, 256},
-    {{900, 2, 8, 1, 64, 0, {700, 200}, 0, 0, 0, 0, 3}, 0, 0, 0, 0, false, 256},
-    {{400, 0, 8, 2, 96, 0, {0}}, 0, 3, 400, 0, false, 128},
-    {{700, 1, 8, 8, 96, 0, {700}}, 0, 0, 0, 0, false, 128},
-    {{700, 1, 8, 8, 64, 0, {700}}, 0, 0, 0, 0, false, 256},
-    {{700, 1, 8, 2, 64, 0, {700}}, 0, 0, 0, 0, false, 128},
-    {{700, 1, 8, 8, 96, 0, {700}}, 0, 0, 0, 0, false, 256},
-    /* too long for a launch, heads of 128: several documents, unused ones, sinks, padding only */
+    {{400, 0, 8, 8, 192, 0, {0}, 0, 0, 0, 128}, 0, 3, 400, 0, false, 128},
+    /* too long for a launch: several documents, unused ones, sinks, padding only, as many key heads; other heads */
     {{1401, 4, 8, 2, 128, 0, {300, 0, 1000, 1}}, 0, 0, 0, 0, false, OWN},
     {{1400, 2, 16, 1, 128, 0, {300, 1000}}, 2000, 3, 1100, 0, false, OWN},
     {{900, 2, 8, 8, 128, 900, {700, 200}, 0, 0, 0.1f, 0, 3}, 0, 0, 0, 0, false, OWN},
     {{400, 0, 8, 2, 128, 0, {0}}, 0, 3, 400, 0, false, OWN},
+    {{1010, 1, 8, 2, 96, 0, {1001}}, 0, 0, 0, 0, false, OWN},
+    {{1400, 2, 16, 4, 96, 0, {300, 1000}}, 2000, 3, 1100, 0, false, OWN},
+    {{700, 1, 8, 8, 96, 0, {700}}, 0, 0, 0, 0, false, OWN},
+    {{1401, 4, 8, 2, 64, 0, {300, 0, 1000, 1}}, 0, 0, 0, 0, false, OWN},
+    {{700, 1, 8, 8, 64, 0, {700}}, 1000, 2, 800, 0, false, OWN},
+    {{900, 2, 8, 1, 64, 0, {700, 200}, 0, 0, 0, 0, 3}, 0, 0, 0, 0, false, OWN},
+    {{400, 0, 8, 2, 64, 0, {0}}, 0, 3, 400, 0, false, OWN},
 };
 
 static tsr_attention_bounds bounds_of(const cudnn_case *c)

@@ -378,12 +378,22 @@ static void long_documents_are_bounded(void **state)
         assert_true(cut.own_bytes <= TSR_WGMMA_SUM_BYTES + (uint64_t)longest * 32 * 12 + (1 << 21));
         b.head_dim = 64;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_true(cut.by_head && !cut.span && cut.stats_bytes == (uint64_t)longest * 32 * 4);
+        assert_true(cut.own_bytes >= tsr_attention_own_workspace_bytes(&b));
+        assert_true(cut.own_bytes <= (256 << 20) + (uint64_t)longest * 32 * 8 + (1 << 20));
+        b.spans = (tsr_spans){8192, 4, 1}; /* parts of documents as one rank of them can have */
+        b.documents = 10;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_int_equal(cut.parts, 10 + longest / 8192 / 4 - 1);
+        b.spans = (tsr_spans){0};
+        b.documents = 1, b.kv_heads = 32, b.head_dim = 192, b.v_dim = 128;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
         assert_int_equal(cut.span, 8192);
         assert_int_equal(cut.rows, longest / 8192);
         assert_int_equal(cut.columns, longest / 8192);
         assert_true(cut.plan_bytes <= TSR_SDPA_CAP_BYTES + (2 << 20));
-        /* sums of dk and dv of two key heads; of a span what is copied, its shares and the sum of dq */
-        assert_true(cut.tile_bytes <= (uint64_t)longest * 2 * 2 * 128 * 4 + (128 << 20));
+        /* sums of dk and dv of eight key heads; of a span what is copied, its shares and the sum of dq */
+        assert_true(cut.tile_bytes <= (uint64_t)longest * 8 * (192 + 128) * 4 + (256 << 20));
         assert_true(tsr_attention_workspace_bytes_cuda(&b) == tsr_sdpa_workspace_bytes(&cut));
         b.documents = 3000; /* too many for tiles */
         assert_false(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
