@@ -74,7 +74,6 @@ typedef struct {
 typedef struct {
     int64_t tokens, documents, longest; /* longest: tokens of one document */
     int64_t own_tokens;                 /* of them this rank's; 0: all */
-    bool shared;                        /* others have the rest */
     int32_t q_heads, kv_heads, head_dim;
     int32_t v_dim; /* 0: head_dim */
     float softcap;

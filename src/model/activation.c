@@ -77,7 +77,7 @@ tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *opti
 {
     return (tsr_attention_bounds){.tokens = tsr_batch_all_tokens(&options->bounds),
                                   .own_tokens = options->bounds.tokens,
-                                  .shared = options->shares,
+                                  .spans = options->spans,
                                   .documents = options->bounds.documents,
                                   .longest = options->bounds.longest,
                                   .dtype = options->dtype,

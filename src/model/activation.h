@@ -48,7 +48,7 @@ typedef struct {
     bool fp8;                    /* the base's matmuls run in e4m3 */
     const tsr_keep *keep;        /* [layers]: what they may keep */
     int64_t tile_rows; /* of row-wise nodes (model/program.h); 0: micro-batches are whole */
-    bool shares;       /* several ranks share a micro-batch */
+    tsr_spans spans;   /* of a micro-batch that several ranks share; its rank does not matter */
     bool objective;    /* which takes the head's label rows together */
     int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
     bool train; /* false: evaluation only */

@@ -41,7 +41,7 @@ uint64_t tsr_attention_shared_bytes(const tsr_attention_bounds *bounds)
                                        .head_dim = bounds->head_dim,
                                        .v_dim = bounds->v_dim,
                                        .dtype = bounds->dtype};
-    return bounds->shared ? lay_out(NULL, &shape, bounds->train).bytes : 0;
+    return tsr_spans_shared(&bounds->spans) ? lay_out(NULL, &shape, bounds->train).bytes : 0;
 }
 
 /* In front of the kernels' workspace. */
@@ -142,6 +142,7 @@ tsr_status tsr_attention_shared_backward(const tsr_pass *pass,
     tsr_attention_backward_args whole = *args;
     all_rows all = take_rows(&whole.shape, true);
     TSR_TRY(gather_for_backward(pass, args, &all));
+    whole.shape.sum = (tsr_attention_sum){tsr_context_sum_narrow, pass->batch->shared};
     whole.q = all.value[Q].all;
     whole.k = all.value[K].all;
     whole.v = all.value[V].all;

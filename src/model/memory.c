@@ -100,7 +100,7 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .kernels = options->kernels,
                                     .keep = options->keep,
                                     .tile_rows = options->tile_rows,
-                                    .shares = options->spans.ranks > 1,
+                                    .spans = options->spans,
                                     .objective = options->objective != NULL,
                                     .stride = options->stride,
                                     .saved_bytes = options->saved_bytes,

@@ -301,10 +301,10 @@ static void test_refused(void **state)
     /* Between what fits on one rank and what two can share (test_found). */
     tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     static const char spans[] = "lora_r: 4\ncontext_span: 64\nmemory_budget: 12MiB\n";
-    assert_int_equal(plan_at(&info, small_model(), 2, spans, 2304), TSR_ECONFIG);
+    assert_int_equal(plan_at(&info, small_model(), 2, spans, 2560), TSR_ECONFIG);
     assert_non_null(
         strstr(tsr_last_error(), "change that fits: context_parallel_size: 2 (2 ranks"));
-    assert_int_equal(plan_at(&info, small_model(), 1, spans, 2304), TSR_ECONFIG);
+    assert_int_equal(plan_at(&info, small_model(), 1, spans, 2560), TSR_ECONFIG);
     assert_null(strstr(tsr_last_error(), "context_parallel_size"));
     assert_null(longest(&status, small_model(), 1,
                         "output_dir: runs\nadapters: [{name: a}, {name: b}]\n", TSR_PLAN_SCREEN));
