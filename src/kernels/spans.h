@@ -55,6 +55,13 @@ TSR_SPANS_INLINE int64_t tsr_spans_place(const tsr_spans *s, int64_t row)
     return tsr_span_owner(s, span) == s->rank ? span / s->ranks * s->rows + row % s->rows : -1;
 }
 
+/* The own spans in ascending order, of a micro-batch without end. */
+TSR_SPANS_INLINE int64_t tsr_spans_own(const tsr_spans *s, int64_t index)
+{
+    return tsr_spans_shared(s) ? index * s->ranks + (index % 2 ? s->ranks - 1 - s->rank : s->rank)
+                               : index;
+}
+
 /* Whether one of rows [first, end) is own. */
 TSR_SPANS_INLINE bool tsr_spans_touch(const tsr_spans *s, int64_t first, int64_t end)
 {

@@ -80,10 +80,9 @@ typedef struct {
 static shared_pairs pairs_of_rank(const costing *c, const tsr_spans *spans, double window)
 {
     double queries = 0, keys = 0;
-    for (int64_t at = 0; at < (int64_t)c->all_tokens; at += spans->rows) {
-        double first = (double)at, end = fmin(first + (double)spans->rows, c->all_tokens);
-        if (!tsr_row_is_own(spans, at))
-            continue;
+    double first, rows = (double)spans->rows;
+    for (int64_t i = 0; (first = (double)tsr_spans_own(spans, i) * rows) < c->all_tokens; i++) {
+        double end = fmin(first + rows, c->all_tokens);
         queries += pairs_of_rows(end, c->length, window, true) -
                    pairs_of_rows(first, c->length, window, true);
         keys += pairs_of_rows(end, c->length, window, false) -

@@ -226,6 +226,10 @@ static void every_row_is_one_ranks(void **state)
     static const int32_t owners[] = {0, 1, 2, 2, 1, 0, 0, 1, 2, 2, 1, 0};
     for (int32_t span = 0; span < 12; span++)
         assert_int_equal(tsr_span_owner(&(tsr_spans){10, 3, 0}, span), owners[span]);
+    for (int32_t span = 0, index[3] = {0}; span < 12; span++)
+        assert_int_equal(tsr_spans_own(&(tsr_spans){10, 3, owners[span]}, index[owners[span]]++),
+                         span);
+    assert_int_equal(tsr_spans_own(&(tsr_spans){0}, 5), 5);
     for (int64_t tokens = 0; tokens < 200; tokens += 7)
         for (int32_t ranks = 0; ranks <= 5; ranks++) {
             int64_t sum = 0, rows = tokens % 30;
