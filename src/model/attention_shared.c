@@ -53,7 +53,14 @@ static all_rows take_rows(tsr_attention_shape *shape, bool train)
     return rows;
 }
 
-/* ---- lse, whose rows are columns ---- */
+/* ---- lse, whose rows may be columns ---- */
+
+/* Whether it is [tokens, Hq] in this run. */
+static bool is_by_token(const tsr_pass *pass, const tsr_attention_shape *s)
+{
+    const tsr_linear_context *context = pass->context;
+    return context->kernels->attention_lse_by_token(context->stream, s);
+}
 
 static tsr_status copy_span(const tsr_pass *pass, float *out, int64_t out_stride, const float *in,
                             int64_t in_stride, int64_t heads, int64_t rows)
@@ -119,21 +126,28 @@ tsr_status tsr_attention_shared(const tsr_pass *pass, const tsr_attention_args *
     whole.lse = all.value[LSE].all;
     TSR_TRY(pass->context->kernels->attention(pass->context->stream, &whole));
     TSR_TRY(tsr_context_take(context, args->o, &all.value[O], tokens));
-    return move_own_lse(pass, &args->shape, args->lse, &all, true);
+    return is_by_token(pass, &whole.shape)
+               ? tsr_context_take(context, args->lse, &all.value[LSE], tokens)
+               : move_own_lse(pass, &args->shape, args->lse, &all, true);
 }
 
-static tsr_status gather_for_backward(const tsr_pass *pass, const tsr_attention_backward_args *args,
-                                      const all_rows *all)
+/* shape: as the kernels are given it. */
+static tsr_status gather_for_backward(const tsr_pass *pass, const tsr_attention_shape *shape,
+                                      const tsr_attention_backward_args *args, const all_rows *all)
 {
     tsr_context *context = pass->batch->shared;
     int64_t tokens = args->shape.tokens;
     const void *own[] = {args->q, args->k, args->v, args->o, args->d_o};
     for (int i = Q; i <= D_O; i++)
         TSR_TRY(tsr_context_place(context, &all->value[i], own[i], tokens));
-    TSR_TRY(move_own_lse(pass, &args->shape, (float *)args->lse, all, false));
     TSR_TRY(tsr_context_gather(context, &all->value[Q], D_O + 1, tokens));
+    if (is_by_token(pass, shape)) {
+        TSR_TRY(tsr_context_place(context, &all->value[LSE], args->lse, tokens));
+        return tsr_context_gather(context, &all->value[LSE], 1, tokens);
+    }
+    TSR_TRY(move_own_lse(pass, shape, (float *)args->lse, all, false));
     TSR_TRY(tsr_context_gather(context, &all->value[PACKED], 1, tokens));
-    return unpack_lse(pass, &args->shape, all);
+    return unpack_lse(pass, shape, all);
 }
 
 tsr_status tsr_attention_shared_backward(const tsr_pass *pass,
@@ -141,7 +155,7 @@ tsr_status tsr_attention_shared_backward(const tsr_pass *pass,
 {
     tsr_attention_backward_args whole = *args;
     all_rows all = take_rows(&whole.shape, true);
-    TSR_TRY(gather_for_backward(pass, args, &all));
+    TSR_TRY(gather_for_backward(pass, &whole.shape, args, &all));
     whole.shape.sum = (tsr_attention_sum){tsr_context_sum_narrow, pass->batch->shared};
     whole.q = all.value[Q].all;
     whole.k = all.value[K].all;

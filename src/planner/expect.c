@@ -88,8 +88,10 @@ static shared_pairs pairs_of_rank(const costing *c, const tsr_spans *spans, doub
         keys += pairs_of_rows(end, c->length, window, false) -
                 pairs_of_rows(first, c->length, window, false);
     }
-    /* Of five matmuls a pair has four where the key is own and three where the query is, both five. */
-    return (shared_pairs){queries, (4 * keys + 3 * queries - 2 * queries / spans->ranks) / 5};
+    /* GPUs compute those of own keys. On the CPU, of five matmuls a pair has four where the key is own and three where the
+     * query is, both five. */
+    double backward = (4 * keys + 3 * queries - 2 * queries / spans->ranks) / 5;
+    return (shared_pairs){queries, c->speeds->cuda ? keys : backward};
 }
 
 /* Attention waits for all, so the rank with the most of them counts. */
