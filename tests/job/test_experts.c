@@ -121,9 +121,6 @@ static void test_experts_alone(void **state)
 /* Micro-batches longer than a tile, which one rank has or several share. */
 static void test_tiles(void **state)
 {
-    static const char keys[] =
-        "context_span: 16\nper_device_train_batch_size: 2\nlora_target_modules: all-linear\n"
-        "router_aux_loss_coef: 0.1\nmoe_capacity_factor: 1.5\n";
     static const struct {
         int ranks;
         const char *config;
@@ -134,9 +131,13 @@ static void test_tiles(void **state)
             "unit_policy: [experts]\n"},
         {4, "context_parallel_size: 2\ngradient_checkpointing: selective\noffload: sharded\n"},
     };
-    char config[4096];
+    char config[4096], keys[256];
     job_result reference, result;
     (void)state;
+    snprintf(keys, sizeof keys,
+             "context_span: %d\nper_device_train_batch_size: 2\nlora_target_modules: all-linear\n"
+             "router_aux_loss_coef: 0.1\nmoe_capacity_factor: 1.5\n",
+             job_tokens(16));
     configure(config, keys, "", "");
     job_run(&reference, 1, config);
     if (reference.status != 0)

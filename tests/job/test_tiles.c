@@ -108,7 +108,7 @@ static void run_adapter(const char *name, const char *keys, bool fp8)
     static size_t turn;
     char config[4096], what[512];
     job_result whole, reference, result;
-    int tile_rows = turn % 2 ? 32 : 16;
+    int tile_rows = job_tokens(turn % 2 ? 32 : 16); /* ranks of GPUs share spans of 128 */
     configure(config, keys, "", 8192);
     job_run(&whole, 1, config);
     assert_int_equal(whole.status, 0);
@@ -208,18 +208,19 @@ static void test_resume(void **state)
     static const char keys[] = "use_dora: true\nlora_r: 4\nlora_dropout: 0.1\n";
     char config[4096];
     job_result whole, first, second;
-    configure(config, keys, "", 16);
+    configure(config, keys, "", job_tokens(16));
     job_run(&whole, 1, config);
     const job_event stop = {.rank = 0, .stop_after = 1};
-    configure(config, keys, "gradient_checkpointing: true\n", 16);
+    configure(config, keys, "gradient_checkpointing: true\n", job_tokens(16));
     job_run_in(&first, job_ranks(3), config, "stopped", &stop);
     assert_true(first.stopped);
-    configure(config, keys, "resume_from_checkpoint: true\n", 32);
+    configure(config, keys, "resume_from_checkpoint: true\n", job_tokens(32));
     job_run_in(&second, 1, config, "stopped", NULL);
     assert_int_equal(second.status, TSR_ECONFIG);
     assert_non_null(strstr(second.message, "context_span"));
     job_result_free(&second);
-    configure(config, keys, "resume_from_checkpoint: true\nunit_policy: self_attn, mlp\n", 16);
+    configure(config, keys, "resume_from_checkpoint: true\nunit_policy: self_attn, mlp\n",
+              job_tokens(16));
     job_run_in(&second, job_ranks(2), config, "stopped", NULL);
     if (second.status != 0)
         fail_msg("%s", second.message);
@@ -238,16 +239,16 @@ static void test_resume_shared(void **state)
     static const char *const output[] = {"alone", "shared"};
     char config[4096], more[128];
     job_result whole, first, second;
-    configure(config, keys, "", 16);
+    configure(config, keys, "", job_tokens(16));
     job_run(&whole, 1, config);
     for (int i = 0; i < 2 && job_ranks(2) == 2; i++) {
         const job_event stop = {.rank = i, .stop_after = 1};
-        configure(config, keys, use[i], 16);
+        configure(config, keys, use[i], job_tokens(16));
         job_run_in(&first, i + 1, config, output[i], &stop);
         if (!first.stopped)
             fail_msg("on %d ranks: %s", i + 1, first.message);
         snprintf(more, sizeof more, "resume_from_checkpoint: true\n%s", use[!i]);
-        configure(config, keys, more, 16);
+        configure(config, keys, more, job_tokens(16));
         job_run_in(&second, 2 - i, config, output[i], NULL);
         if (second.status != 0)
             fail_msg("resumed on %d ranks: %s", 2 - i, second.message);
