@@ -120,10 +120,11 @@ uint64_t tsr_sdpa_head_bytes(const tsr_attention_bounds *b, int64_t length, bool
 }
 
 /* Part p of a shared micro-batch is what document d has in the rank's own span j, d + j = p: as a row goes on, one of them
- * or both rise. As many on every rank. */
+ * or both rise. As many on every rank. Heads of 128 alone: with those of 64 some rows of a part have had other bits than in
+ * the whole document. */
 static int64_t parts_of(const tsr_attention_bounds *b)
 {
-    if (!tsr_spans_shared(&b->spans))
+    if (!tsr_spans_shared(&b->spans) || b->head_dim != 128 || v_dim_of(b) != 128)
         return 0;
     int64_t spans = (b->tokens + b->spans.rows - 1) / b->spans.rows;
     return b->documents + (spans + b->spans.ranks - 1) / b->spans.ranks - 1;

@@ -185,6 +185,12 @@ ncclResult_t ncclGroupStart(void)
 
 /* ---- collectives ---- */
 
+static int64_t sum_of_halves(int64_t a, int64_t b)
+{
+    uint64_t x = (uint64_t)a, y = (uint64_t)b;
+    return (int64_t)(((x >> 32) + (y >> 32)) << 32 | (uint32_t)(x + y));
+}
+
 enum kind { GATHER, REDUCE, BROADCAST, EXCHANGE };
 
 struct collective {
@@ -195,6 +201,7 @@ struct collective {
     size_t count;
     ncclRedOp_t op;
     int root;
+    bool halves; /* the words are pairs of int32 */
 };
 
 /* False when this communicator is aborted, or another rank's: for good, as those who have come to this
@@ -224,7 +231,7 @@ static void reduce(const struct collective *c, int64_t *out)
     for (int r = 1; r < group->size; r++) {
         const int64_t *theirs = group->data[r];
         for (size_t i = 0; i < c->count; i++) {
-            int64_t sum = out[i] + theirs[i];
+            int64_t sum = c->halves ? sum_of_halves(out[i], theirs[i]) : out[i] + theirs[i];
             bool less = theirs[i] < out[i];
             out[i] = c->op == ncclSum ? sum : less == (c->op == ncclMin) ? theirs[i] : out[i];
         }
@@ -376,9 +383,12 @@ ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDa
 ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    if (type != ncclInt64)
+    bool halves = type == ncclInt32 && op == ncclSum && count % 2 == 0;
+    if (type != ncclInt64 && !halves)
         wrong("a sum of no words");
-    return enqueue((struct collective){comm, REDUCE, send, receive, count, op}, stream);
+    return enqueue((struct collective){comm, REDUCE, send, receive, halves ? count / 2 : count, op,
+                                       .halves = halves},
+                   stream);
 }
 
 ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type,
