@@ -384,6 +384,9 @@ static void long_documents_are_bounded(void **state)
         b.spans = (tsr_spans){8192, 4, 1}; /* parts of documents as one rank of them can have */
         b.documents = 10;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_int_equal(cut.parts, 0); /* of heads of 128 alone */
+        b.head_dim = 128;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
         assert_int_equal(cut.parts, 10 + longest / 8192 / 4 - 1);
         b.spans = (tsr_spans){0};
         b.documents = 1, b.kv_heads = 32, b.head_dim = 192, b.v_dim = 128;
