@@ -106,7 +106,7 @@ tsr_status tsr_inputs_check_shared(const tsr_inputs *inputs, int ranks)
         {node != NULL, "model_name_or_path", node},
         {config->objective.kind != TSR_OBJECTIVE_SFT, "objective",
          "the loss of a pair needs both of its rows whole"},
-        {config->adapter_count > 1, "adapters", "several adapters in one run"},
+        {tsr_inputs_mixes(inputs), "adapter_mixing", "rows of several adapters"},
         {table != NULL, table,
          "gradients of the embedding and the head are summed over whole micro-batches"},
     };

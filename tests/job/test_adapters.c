@@ -85,6 +85,34 @@ static void test_same_bits(void **state)
     }
 }
 
+/* Two ranks that share the micro-batches of two adapters. */
+static void test_shared(void **state)
+{
+    char spans[64];
+    tsr_auto_text list = {0};
+    members_run all;
+    (void)state;
+    snprintf(spans, sizeof spans, "context_span: %d\n", job_tokens(16));
+    tsr_text_printf(&list, COMMON "%scontext_parallel_size: %d\nadapters:\n", spans, job_ranks(2));
+    for (int m = 0; m < 2; m++) {
+        tsr_text_printf(&list, "- name: member%d\n", m);
+        for (int i = 0; members[m][i]; i++)
+            members_put_key(&list, "  ", members[m][i]);
+    }
+    members_run_all(&all, job_ranks(2),
+                    (members_run){.count = 2, .config = tsr_text_string(&list), .poison = true});
+    for (int m = 0; m < 2; m++) {
+        tsr_auto_text config = {0};
+        job_result alone;
+        configure_one(&config, m);
+        tsr_text_puts(&config, spans);
+        job_run(&alone, 1, tsr_text_string(&config));
+        job_assert_same(&alone, &all.result[m], "of two adapters whose rows two ranks share");
+        job_result_free(&alone);
+    }
+    members_free(&all);
+}
+
 /* Stopped after two rounds, when the shortest has done all its steps, and resumed. */
 static void test_resume(void **state)
 {
@@ -312,8 +340,9 @@ int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_order),     cmocka_unit_test(test_without_a_list)};
+        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_shared),
+        cmocka_unit_test(test_resume),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_budget),        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_without_a_list)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -18,11 +18,13 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* An adapter has so many of the ways to run it, the next one others. */
+/* An adapter has so many of the ways to run it, the next one others; of so many adapters one is tested. */
 #ifdef TSR_SANITIZED
-#define EVERY 6
+#define EVERY       10
+#define OF_ADAPTERS 2
 #else
-#define EVERY 3
+#define EVERY       3
+#define OF_ADAPTERS 1
 #endif
 
 /* In fp32 after three steps; measured on a CPU: 9e-8 of the loss, 1.2e-7. In bf16 and e4m3 what differs in its last bit is
@@ -108,6 +110,10 @@ static void run_adapter(const char *name, const char *keys, bool fp8)
     static size_t turn;
     char config[4096], what[512];
     job_result whole, reference, result;
+    if (turn % OF_ADAPTERS) {
+        turn++;
+        return;
+    }
     int tile_rows = job_tokens(turn % 2 ? 32 : 16); /* ranks of GPUs share spans of 128 */
     configure(config, keys, "", 8192);
     job_run(&whole, 1, config);

@@ -99,7 +99,8 @@ static void adapter_is_a_checkpoint(void)
 static void two_adapters(void)
 {
     cli_edit("job.yaml", "lora_r: 2\n",
-             "lora_r: 2\ncontext_parallel_size: 2\nadapters: [{name: a}, {name: b}]\n");
+             "lora_r: 2\ncontext_parallel_size: 2\nadapter_mixing: tokens\n"
+             "adapters: [{name: a}, {name: b}]\n");
 }
 
 static void min_lr_of_linear(void)
@@ -391,7 +392,7 @@ const cli_bad_case cli_bad_config[] = {
      two_adapters,
      NULL,
      78,
-     {"what adapters names", "write context_parallel_size: 1"},
+     {"what adapter_mixing names", "write context_parallel_size: 1"},
      .command = "plan job.yaml --ranks 2"},
 #ifdef TSR_CUDA
     SHARED(
