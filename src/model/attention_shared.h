@@ -1,9 +1,9 @@
 /*
  * model/attention_shared.h: attention of a micro-batch that several ranks share (shard/context.h). Inside src/model only.
  *
- * Before it, all ranks give their rows of k and v, and before its backward those of q, o, d_o and lse too. Each then
- * computes what its own rows get (kernels/attention.h), at a few percent of the time that the rows travel. For that time all
- * rows of what attention reads and makes lie in the node's workspace.
+ * Before it the ranks give each other their rows of k and v, and before its backward those of q, o, d_o and lse too. Each
+ * then computes what its own rows get (kernels/attention.h). While it does, all rows of what attention reads and makes lie
+ * in the node's workspace.
  */
 #ifndef TSR_MODEL_ATTENTION_SHARED_H
 #define TSR_MODEL_ATTENTION_SHARED_H
