@@ -501,11 +501,10 @@ static __device__ __forceinline__ void begin_block(const attention_block *b)
     __syncthreads();
 }
 
-/* Unused in code for other cards. */
 template <bool SHARED>
-static __device__ __forceinline__ __attribute__((unused)) void
-backward(const attention_wgmma_work *w, const attention_maps *maps,
-         const attention_key_gradients *g)
+static __device__ __forceinline__ void backward(const attention_wgmma_work *w,
+                                                const attention_maps *maps,
+                                                const attention_key_gradients *g)
 {
     extern __shared__ __align__(16) char memory[];
     __shared__ __align__(8) uint64_t barriers[1 + 4 * STAGES];
@@ -528,6 +527,15 @@ backward(const attention_wgmma_work *w, const attention_maps *maps,
         if (t.lane == 0)
             tsr_bulk_add_finish();
     }
+}
+
+/* Never called: a template that has no instance on other cards would leave what it uses without a user there. */
+static __device__ __forceinline__ __attribute__((unused)) void
+use_both(const attention_wgmma_work *w, const attention_maps *maps,
+         const attention_key_gradients *g)
+{
+    backward<false>(w, maps, g);
+    backward<true>(w, maps, g);
 }
 
 /* Code for other cards has no body, and does not let so many threads in. */
