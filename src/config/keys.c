@@ -457,8 +457,7 @@ static const tsr_key loop_keys[] = {
     {"moe_capacity_factor", G, TSR_KEY_NUMBER, AT(moe_capacity_factor), .low = 0, .high = 1e6,
      .flags = TSR_KEY_RESULT | TSR_KEY_LOW_OPEN, .none = "null", .initial = "null",
      .help = "limits an expert to this many times the mean load of a micro-batch (or tile) and "
-             "drops the "
-             "rest; null: no limit"},
+             "drops the rest; null: no limit"},
     {"per_device_eval_batch_size", G, TSR_KEY_INT, AT(per_device_eval_batch_size), .low = 1,
      .high = 65536, .none = "null", .initial = "null", .derived = "per_device_train_batch_size",
      .help = "samples in a micro-batch of an evaluation"},

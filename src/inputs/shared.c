@@ -45,7 +45,8 @@ static tsr_status check_ranks(const tsr_config *config, bool cuda, int ranks)
     if (size > ranks || ranks % size)
         return tsr_fail(TSR_ECONFIG,
                         "%s: context_parallel_size is %lld, but the job has %d rank%s; it must "
-                        "divide them (mpirun -n; of a plan --ranks)",
+                        "divide them: start another number (mpirun -n, or --ranks of a plan), or "
+                        "write 1",
                         tsr_config_where(config, "context_parallel_size"), (long long)size, ranks,
                         ranks == 1 ? "" : "s");
     if (cuda && config->context_span % TSR_SPAN_STEP)

@@ -77,32 +77,26 @@ static tsr_status copy_span(const tsr_pass *pass, float *out, int64_t out_stride
                                                                          .scale = 1});
 }
 
-/* own [Hq, own tokens]: out of all, or into its packed spans. */
-static tsr_status move_own_lse(const tsr_pass *pass, const tsr_attention_shape *s, float *own,
-                               const all_rows *all, bool out)
-{
-    int64_t own_tokens = pass->batch->tokens;
-    float *lse = all->value[LSE].all, *packed = all->value[PACKED].all;
-    for (int64_t first = 0; first < s->tokens; first += s->spans.rows) {
-        int64_t rest = s->tokens - first, rows = rest < s->spans.rows ? rest : s->spans.rows;
-        if (!tsr_row_is_own(&s->spans, first))
-            continue;
-        float *at = own + tsr_spans_place(&s->spans, first);
-        TSR_TRY(out ? copy_span(pass, at, own_tokens, lse + first, s->tokens, s->q_heads, rows)
-                    : copy_span(pass, packed + first * s->q_heads, rows, at, own_tokens, s->q_heads,
-                                rows));
-    }
-    return TSR_OK;
-}
+typedef enum { OWN_OUT_OF_ALL, OWN_INTO_PACKED, PACKED_INTO_ALL } lse_way;
 
-static tsr_status unpack_lse(const tsr_pass *pass, const tsr_attention_shape *s,
-                             const all_rows *all)
+/* Span by span, of own rows or, into all, of everybody's. own: [Hq, own tokens]. */
+static tsr_status move_lse(const tsr_pass *pass, const tsr_attention_shape *s, float *own,
+                           const all_rows *all, lse_way way)
 {
-    float *lse = all->value[LSE].all, *packed = all->value[PACKED].all;
+    int64_t heads = s->q_heads, own_tokens = pass->batch->tokens;
+    float *whole = all->value[LSE].all, *packed = all->value[PACKED].all; /* NULL in a forward */
     for (int64_t first = 0; first < s->tokens; first += s->spans.rows) {
         int64_t rest = s->tokens - first, rows = rest < s->spans.rows ? rest : s->spans.rows;
-        TSR_TRY(copy_span(pass, lse + first, s->tokens, packed + first * s->q_heads, rows,
-                          s->q_heads, rows));
+        int64_t place = tsr_spans_place(&s->spans, first);
+        if (way == PACKED_INTO_ALL)
+            TSR_TRY(copy_span(pass, whole + first, s->tokens, packed + first * heads, rows, heads,
+                              rows));
+        else if (place >= 0 && way == OWN_INTO_PACKED)
+            TSR_TRY(copy_span(pass, packed + first * heads, rows, own + place, own_tokens, heads,
+                              rows));
+        else if (place >= 0)
+            TSR_TRY(
+                copy_span(pass, own + place, own_tokens, whole + first, s->tokens, heads, rows));
     }
     return TSR_OK;
 }
@@ -128,7 +122,7 @@ tsr_status tsr_attention_shared(const tsr_pass *pass, const tsr_attention_args *
     TSR_TRY(tsr_context_take(context, args->o, &all.value[O], tokens));
     return is_by_token(pass, &whole.shape)
                ? tsr_context_take(context, args->lse, &all.value[LSE], tokens)
-               : move_own_lse(pass, &args->shape, args->lse, &all, true);
+               : move_lse(pass, &args->shape, args->lse, &all, OWN_OUT_OF_ALL);
 }
 
 /* shape: as the kernels are given it. */
@@ -145,9 +139,9 @@ static tsr_status gather_for_backward(const tsr_pass *pass, const tsr_attention_
         TSR_TRY(tsr_context_place(context, &all->value[LSE], args->lse, tokens));
         return tsr_context_gather(context, &all->value[LSE], 1, tokens);
     }
-    TSR_TRY(move_own_lse(pass, shape, (float *)args->lse, all, false));
+    TSR_TRY(move_lse(pass, shape, (float *)args->lse, all, OWN_INTO_PACKED));
     TSR_TRY(tsr_context_gather(context, &all->value[PACKED], 1, tokens));
-    return unpack_lse(pass, shape, all);
+    return move_lse(pass, shape, NULL, all, PACKED_INTO_ALL);
 }
 
 tsr_status tsr_attention_shared_backward(const tsr_pass *pass,

@@ -508,7 +508,7 @@ static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
                              .layer_rows_dtype = model->host.layer_rows.dtype,
                              .tokens = s->batch.tokens,
                              .all_tokens = s->all_tokens,
-                             .shared = model->shared,
+                             .shared = tsr_model_is_shared(model) ? model->shared : NULL,
                              .gradient_limit =
                                  tsr_fixed_limit(TSR_FIXED_SHIFT, model->options.contributions),
                              .positions = s->view.positions,

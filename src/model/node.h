@@ -111,7 +111,7 @@ typedef struct {
 typedef struct {
     int64_t tokens;
     int64_t all_tokens;        /* of all ranks that share it; 0: tokens */
-    tsr_context *shared;       /* NULL: nobody shares it */
+    tsr_context *shared;       /* NULL: no other rank has rows of it */
     float gradient_limit;      /* of a tile's gradients (kernels/fixed_point.h) */
     const int32_t *positions;  /* [tokens], in their documents */
     const int32_t *cu_seqlens; /* [documents + 1] */

@@ -37,13 +37,6 @@ static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_node *node, uin
                                  .dtype = p->context->dtype};
 }
 
-/* Whether others have rows of the micro-batch. */
-static bool is_shared(const tsr_pass *p)
-{
-    tsr_spans spans = tsr_context_spans(p->batch->shared);
-    return tsr_spans_shared(&spans) && all_tokens(p) > spans.rows;
-}
-
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
@@ -53,8 +46,8 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                      .o = p->value[node->out[TSR_ATTENTION_O]],
                                      .lse = p->value[node->out[TSR_ATTENTION_LSE]],
                                      .shape = shape_of(p, node, 0)};
-    return is_shared(p) ? tsr_attention_shared(p, &args)
-                        : p->context->kernels->attention(p->context->stream, &args);
+    return p->batch->shared ? tsr_attention_shared(p, &args)
+                            : p->context->kernels->attention(p->context->stream, &args);
 }
 
 /* Columns of a token of keys, or of values. */
@@ -110,8 +103,8 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
         d[i] = step->adds & 1u << i ? (char *)p->workspace + (uint64_t)(i - 1) * extra
                                     : p->gradient[node->in[i]];
     tsr_attention_backward_args args = backward_args(p, node, d, 2 * extra);
-    TSR_TRY(is_shared(p) ? tsr_attention_shared_backward(p, &args)
-                         : p->context->kernels->attention_backward(p->context->stream, &args));
+    TSR_TRY(p->batch->shared ? tsr_attention_shared_backward(p, &args)
+                             : p->context->kernels->attention_backward(p->context->stream, &args));
     for (int i = 1; i < 3; i++)
         if (step->adds & 1u << i)
             TSR_TRY(add(p, width_of(spec, i == 2), p->gradient[node->in[i]], d[i]));
