@@ -7,6 +7,7 @@
 #include "support/llama.h"
 #include "support/scratch.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
@@ -364,35 +365,50 @@ static void test_the_fastest_is_chosen(void **state)
     assert_true(compared > 0);
 }
 
+/* How many units stay on one of two GPUs with so much free, and whether the adapter does too. */
+static int residents(const tsr_speeds *speeds, uint64_t free_bytes, uint64_t memory_budget,
+                     bool *reduces_late)
+{
+    tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+    tsr_decision d;
+    char more[64] = "backend: cuda\n";
+    if (memory_budget)
+        snprintf(more, sizeof more, "backend: cuda\nmemory_budget: %" PRIu64 "MiB\n",
+                 memory_budget >> 20);
+    decide_on(&d, &inputs, config(more), 2, 2, free_bytes, speeds);
+    check_fastest(&d);
+    assert_true(free_bytes == TSR_BUDGET_UNKNOWN ||
+                chosen(&d)->device_bytes <= free_bytes / 16 * 15);
+    int count = d.resident_count;
+    *reduces_late = d.plan->reduces_late;
+    tsr_decision_free(&d);
+    tsr_inputs_close(&inputs);
+    return count;
+}
+
 /* Needs the CUDA backend, but no GPU. On one units stay as far as what is free allows, less a sixteenth; on an unknown card none does.
- * Where all stay and the adapter fits as well, it is kept, and gradients are reduced late. */
+ * Where all stay and the adapter fits as well, it is kept, and gradients are reduced late; with less memory than that it is the
+ * first to go. */
 static void test_units_stay_on_gpus(void **state)
 {
     (void)state;
     tsr_speeds speeds;
+    bool late;
     write_model("llama3-8b", 32);
     tsr_speeds_default(&speeds, true, TSR_BF16);
-    static const uint64_t free_bytes[] = {43ull << 30, 140ull << 30, TSR_BUDGET_UNKNOWN,
-                                          140ull << 30};
-    static const char *const budget[] = {"", "", "", "memory_budget: 41980MiB\n"};
-    int resident[4];
-    for (int i = 0; i < 4; i++) {
-        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
-        tsr_decision d;
-        char more[64];
-        snprintf(more, sizeof more, "backend: cuda\n%s", budget[i]);
-        decide_on(&d, &inputs, config(more), 2, 2, free_bytes[i], &speeds);
-        check_fastest(&d);
-        resident[i] = d.resident_count;
-        assert_int_equal(d.plan->reduces_late, i == 1);
-        assert_true(i == 2 || chosen(&d)->device_bytes <= free_bytes[i] / 16 * 15);
-        tsr_decision_free(&d);
-        tsr_inputs_close(&inputs);
+    assert_in_range(residents(&speeds, 43ull << 30, 0, &late), 1, 39);
+    assert_false(late);
+    assert_int_equal(residents(&speeds, TSR_BUDGET_UNKNOWN, 0, &late), 0);
+    assert_false(late);
+    assert_int_equal(residents(&speeds, 140ull << 30, 0, &late), 40);
+    assert_true(late);
+    uint64_t budget = 42ull << 30, step = 64ull << 20;
+    assert_int_equal(residents(&speeds, 140ull << 30, budget, &late), 40);
+    assert_true(late);
+    while (late) {
+        budget -= step;
+        assert_int_equal(residents(&speeds, 140ull << 30, budget, &late), 40);
     }
-    assert_in_range(resident[0], 1, 39);
-    assert_int_equal(resident[1], 40);
-    assert_int_equal(resident[2], 0);
-    assert_int_equal(resident[3], 40);
 }
 
 /* Where the last eighth of a backward does not hide what ranks have to say, they say it layer by layer. */
