@@ -27,6 +27,7 @@ tsr_batch_bounds tsr_inputs_own_bounds(const tsr_config *config, const tsr_batch
     if (config->context_parallel_size == 1)
         return own;
     own.all_tokens = whole->tokens;
+    own.all_label_rows = whole->label_rows;
     own.tokens = tsr_inputs_own_tokens(config, whole->tokens);
     own.label_rows = own.label_rows < own.tokens ? own.label_rows : own.tokens;
     return own;
@@ -105,8 +106,6 @@ tsr_status tsr_inputs_check_shared(const tsr_inputs *inputs, int ranks)
         const char *key, *why;
     } refused[] = {
         {node != NULL, "model_name_or_path", node},
-        {config->objective.kind != TSR_OBJECTIVE_SFT, "objective",
-         "the loss of a pair needs both of its rows whole"},
         {tsr_inputs_mixes(inputs), "adapter_mixing", "rows of several adapters"},
         {table != NULL, table,
          "gradients of the embedding and the head are summed over whole micro-batches"},

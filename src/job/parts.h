@@ -254,6 +254,10 @@ static inline bool tsr_job_is_asked(const tsr_job *job)
 /* The tokens, documents and labels of a micro-batch, for the model (step.c). */
 tsr_model_batch tsr_job_rows_of(const tsr_micro_batch *micro);
 
+/* Which of a step's micro-batches this rank, and those that share it, have in a round (step.c): those of the groups of ranks
+ * by turns. */
+int64_t tsr_job_micro_of(const tsr_job *job, int64_t round);
+
 /* Stages one micro-batch of a step, and issues the one that was staged first (step.c). */
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro,
                                const tsr_batch_step_info *info, bool train);

@@ -85,11 +85,11 @@ static tsr_status put_reference(tsr_job *job)
 
 /* ---- the pass ---- */
 
-/* What the device has of a micro-batch, to the places of its samples. */
+/* What the device has of a micro-batch, to the places of its samples, on the first of the ranks that share it. */
 static tsr_status take_sums(tsr_job *job, const tsr_micro_batch *micro, int which)
 {
     uint64_t count = TSR_PARTS * (uint64_t)micro->document_count;
-    if (!micro->label_count)
+    if (!micro->label_count || job->view.rank % job->inputs.config.context_parallel_size)
         return TSR_OK;
     TSR_TRY(tsr_streams_synchronize(tsr_job_streams(job)));
     TSR_TRY(tsr_device_read(job->device, job->staged_reference, tsr_model_document_sums(job->model),
@@ -125,7 +125,7 @@ static tsr_status run_rounds(tsr_job *job, tsr_batch *batch, tsr_micro_batch *mi
         if (round > 0 && round % TSR_JOB_ROUNDS_AT_ONCE == 0)
             TSR_TRY(end_rounds(job, which));
         tsr_comm_publish(job->world, 1, "reference", (int)round);
-        TSR_TRY(tsr_batch_fill(micro, batch, 0, round * job->view.ranks + job->view.rank));
+        TSR_TRY(tsr_batch_fill(micro, batch, 0, tsr_job_micro_of(job, round)));
         TSR_TRY(tsr_job_stage_reference(job, micro, &info));
         TSR_TRY(tsr_job_issue_micro(job, false));
         TSR_TRY(take_sums(job, micro, which));

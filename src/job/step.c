@@ -189,16 +189,19 @@ typedef struct {
     bool train;
 } rounds;
 
-/* Micro-batch j x groups + group is that of this rank's group in round j. */
+int64_t tsr_job_micro_of(const tsr_job *job, int64_t round)
+{
+    int64_t size = job->inputs.config.context_parallel_size;
+    return round * (job->view.ranks / size) + job->view.rank / size;
+}
+
 static tsr_status stage_round(tsr_job *job, const rounds *r, int64_t step, int64_t round)
 {
     tsr_batch_step_info info;
     tsr_comm_publish(job->world, (uint64_t)step + 1, r->train ? "micro-batch" : "evaluation",
                      (int)round);
     TSR_TRY(tsr_batch_step(r->batch, step, &info));
-    int64_t size = job->inputs.config.context_parallel_size;
-    TSR_TRY(tsr_batch_fill(r->micro, r->batch, step,
-                           round * (job->view.ranks / size) + job->view.rank / size));
+    TSR_TRY(tsr_batch_fill(r->micro, r->batch, step, tsr_job_micro_of(job, round)));
     return tsr_job_stage_micro(job, r->micro, &info, r->train);
 }
 

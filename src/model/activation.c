@@ -68,11 +68,6 @@ int64_t tsr_activation_tile_rows(const tsr_activation_options *options)
     return whole ? 0 : options->tile_rows;
 }
 
-int64_t tsr_activation_span_rows(const tsr_activation_options *options)
-{
-    return options->objective ? 0 : tsr_activation_tile_rows(options);
-}
-
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options)
 {
     return (tsr_attention_bounds){.tokens = tsr_batch_all_tokens(&options->bounds),
@@ -366,7 +361,7 @@ static uint64_t cut_head(region *to, const walk *w, tsr_activations *out)
 {
     uint64_t element = tsr_dtype_bytes(w->options->dtype);
     const tsr_layout *layout = w->options->layout;
-    uint64_t r = layout->head_lora.r, span = (uint64_t)tsr_activation_span_rows(w->options);
+    uint64_t r = layout->head_lora.r, span = (uint64_t)tsr_activation_tile_rows(w->options);
     uint64_t width = w->d + r, floats = w->rows * width * sizeof(float);
     uint64_t chunk = tsr_layout_chunk_rows(layout);
     bool train = w->options->train;
@@ -400,7 +395,7 @@ static tsr_status take_scratch(const walk *w, tsr_activations *out)
     const tsr_activation_options *o = w->options;
     region measured = {0};
     void *base = NULL;
-    int64_t span = tsr_activation_span_rows(o), rows = o->bounds.label_rows;
+    int64_t span = tsr_activation_tile_rows(o), rows = o->bounds.label_rows;
     out->head.workspace_bytes = o->kernels->head_workspace_bytes(
         &(tsr_head_bounds){.rows = span && span < rows ? span : rows,
                            .d = (int64_t)(w->d + o->layout->head_lora.r),

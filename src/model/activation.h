@@ -26,12 +26,18 @@
 typedef struct {
     int64_t tokens, documents, label_rows;
     int64_t longest;    /* tokens of one document */
-    int64_t all_tokens; /* of all ranks that share a micro-batch, the others' too; 0: tokens */
+    /* Of all ranks that share a micro-batch, the others' too; both 0: tokens and label_rows. */
+    int64_t all_tokens, all_label_rows;
 } tsr_batch_bounds;
 
 static inline int64_t tsr_batch_all_tokens(const tsr_batch_bounds *bounds)
 {
     return bounds->all_tokens ? bounds->all_tokens : bounds->tokens;
+}
+
+static inline int64_t tsr_batch_all_label_rows(const tsr_batch_bounds *bounds)
+{
+    return bounds->all_tokens ? bounds->all_label_rows : bounds->label_rows;
 }
 
 /* Called once per buffer, in a fixed order; `out` is where its address is to be put (NULL while planning), `why`,
@@ -49,7 +55,6 @@ typedef struct {
     const tsr_keep *keep;        /* [layers]: what they may keep */
     int64_t tile_rows; /* of row-wise nodes (model/program.h); 0: micro-batches are whole */
     tsr_spans spans;   /* of a micro-batch that several ranks share; its rank does not matter */
-    bool objective;    /* which takes the head's label rows together */
     int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
     bool train; /* false: evaluation only */
     bool dropout;
@@ -61,11 +66,9 @@ typedef struct {
 tsr_matrix_traits tsr_activation_traits(const tsr_activation_options *options,
                                         const tsr_layout_linear *linear);
 
-/* The rows of a tile in the largest micro-batches; 0: these are not divided, for they have no more, or of several adapters. */
+/* The rows of a tile in the largest micro-batches, of which the head takes the label rows by themselves; 0: these are not
+ * divided, for they have no more, or of several adapters. */
 int64_t tsr_activation_tile_rows(const tsr_activation_options *options);
-
-/* The tokens of a span of those whose label rows the head takes by themselves; 0: it takes all of a micro-batch. */
-int64_t tsr_activation_span_rows(const tsr_activation_options *options);
 
 /* The largest attention of a run, but for the heads, which differ by node. */
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options);

@@ -32,6 +32,11 @@ static void *rows_at(const tsr_model *model, const void *rows, int64_t first, in
                 : NULL;
 }
 
+static float *floats_at(float *values, int64_t first)
+{
+    return values ? values + first : NULL;
+}
+
 /* From a label row of the micro-batch on. W never changes: its rows are summed once, beside the first label row. */
 static tsr_head_state state_of(const tsr_model *model, int64_t first)
 {
@@ -45,7 +50,7 @@ static tsr_head_state state_of(const tsr_model *model, int64_t first)
     state.wy = train ? (char *)state.wy + (uint64_t)wide * tsr_dtype_bytes(state.wy_dtype) : NULL;
     state.rival += first;
     state.spread += first;
-    state.squares = model->preference.squares; /* of an objective, where all rows are one span */
+    state.squares = floats_at(model->preference.squares, first);
     if (!model->mean_row_known && first == 0)
         state.row_parts = model->row_parts;
     return state;
@@ -151,6 +156,7 @@ tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer)
 static tsr_head_finish_args finish_args(const tsr_model *model, int64_t first, int64_t rows)
 {
     const tsr_activations *a = &model->activations;
+    const preference_state *preference = &model->preference;
     const stage *s = tsr_model_current(model);
     void *dh = low_width(model) ? a->head.d_rows : a->head.rows;
     bool weighed = model->options.objective != NULL;
@@ -162,10 +168,10 @@ static tsr_head_finish_args finish_args(const tsr_model *model, int64_t first, i
         .loss_overflow = model->sums.loss_overflow,
         .correct = model->sums.correct,
         .entropy = model->sums.entropy,
-        .log_squares = model->preference.log_squares,
-        .row_entropy = model->preference.entropy,
-        .row_correct = model->preference.correct,
-        .row_logit = model->preference.logit,
+        .log_squares = floats_at(preference->own.log_squares, first),
+        .row_entropy = floats_at(preference->own.entropy, first),
+        .row_correct = floats_at(preference->own.correct, first),
+        .row_logit = floats_at(preference->own.logit, first),
         .rows = rows,
         .d = joined_width(model),
         .scale = weighed ? 1 : (float)(1 / s->batch.label_tokens),

@@ -245,7 +245,7 @@ static int list_heads(tsr_head_bounds *out, const tsr_model_options *options,
 {
     const tsr_layout *layout = options->layout;
     const tsr_activation_options activation = tsr_model_activation(options);
-    int64_t span = tsr_activation_span_rows(&activation);
+    int64_t span = tsr_activation_tile_rows(&activation);
     int written = 0;
     if (layout->scores) /* which are no matmul */
         return 0;

@@ -101,7 +101,6 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .keep = options->keep,
                                     .tile_rows = options->tile_rows,
                                     .spans = options->spans,
-                                    .objective = options->objective != NULL,
                                     .stride = options->stride,
                                     .saved_bytes = options->saved_bytes,
                                     .dtype = options->dtype,

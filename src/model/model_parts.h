@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     int64_t first, tokens;
     int64_t first_label, label_rows; /* these may be none */
+    int64_t first_of_all;            /* the first of these among those of all ranks that share */
 } head_span;
 
 typedef struct {
@@ -34,7 +35,7 @@ typedef struct {
     tsr_event *staged, *released; /* on h2d; on compute */
     tsr_model_batch
         batch;          /* what this rank has of it: counts; the arrays are in `view` and `range` */
-    int64_t all_tokens; /* of all ranks that share it */
+    int64_t all_tokens, all_label_rows; /* of all ranks that share it */
     bool active;        /* something is computed here: a rank without rows passes on others' */
     tsr_model_range *range; /* [mixed_count] */
     head_span *span;        /* [span_count]: all tokens in their order */
@@ -62,14 +63,24 @@ typedef struct {
     int64_t experts;
 } router_state;
 
+/* What the head says of label rows, [label rows] each. NULL: not wanted. */
+typedef struct {
+    double *nll;
+    float *entropy, *correct, *logit, *log_squares;
+} label_values;
+
 /* Of an objective, device memory; all NULL: there is none. */
 typedef struct {
-    double *sums;                 /* [TSR_PARTS documents] */
-    float *weight;                /* [label rows] */
-    float *squares, *log_squares; /* [label rows] each, of the head; NULL: pairs are not weighted */
-    float *entropy, *correct, *logit; /* [label rows] each; logit NULL: not reported */
-    double *rewards; /* [label rows, 2], of a reward model, which has the words alone beside them */
-    int64_t *words; /* [TSR_PREFERENCE_WORDS], and behind them the sum of nll, which nobody reads */
+    double *sums;     /* [TSR_PARTS documents] */
+    float *weight;    /* [label rows of all ranks that share the micro-batch] */
+    float *squares;   /* [label rows], of the head; NULL: pairs are not weighted */
+    label_values own; /* but nll, which is the activations' */
+    void *all;        /* what own rows are part of, of all ranks that share it; NULL: none do */
+    double *rewards;  /* [label rows of all, 2], of a reward model, which has all and words too */
+    int64_t *words;   /* [TSR_PREFERENCE_WORDS] */
+    /* [TSR_PREFERENCE_WORDS + 1], which nobody reads: the plain loss, and before it what ranks of a shared micro-batch
+     * would say once more. */
+    int64_t *unread;
 } preference_state;
 
 /* The replicated NF4 state of one linear. */
@@ -176,6 +187,13 @@ void tsr_model_resolve_mixed(tsr_linear *out, const tsr_model *model, int unit,
 tsr_status tsr_model_place_mixed(tsr_layer_gradients *out, const tsr_model *model, int unit,
                                  const tsr_unit_view *view, float *gradient);
 
+/* Brings rows of own label rows to their places among those of all ranks that share the micro-batch, `all` zeros before
+ * the first; then tsr_context_sum of all does the rest, for nobody else has anything but zeros there. And back. */
+tsr_status tsr_model_place_labels(const tsr_model *model, void *all, const void *own,
+                                  uint64_t row_bytes);
+tsr_status tsr_model_take_labels(const tsr_model *model, void *own, const void *all,
+                                 uint64_t row_bytes);
+
 /* The context of the linears for a micro-batch. */
 tsr_linear_context tsr_model_context(const tsr_model *model);
 
@@ -205,11 +223,13 @@ tsr_status tsr_model_embed_backward(tsr_model *model, int chunk, const tsr_unit_
                                     float *gradient);
 
 /* preference.c: its buffers; of the micro-batch whose nll is known, the loss, and the weight of each label row in the
- * gradient that is in their place; where the head adds the plain loss. */
+ * gradient that is in their place; where the head adds the plain loss; whether this rank is the one of those that share the
+ * micro-batch that says what is said once of it. */
 tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *options,
                                      tsr_take_buffer *device, void *user);
 tsr_status tsr_model_prefer(tsr_model *model);
 int64_t *tsr_model_loss_word(const tsr_model *model);
+bool tsr_model_speaks(const tsr_model *model);
 
 /* score.c: the same of a reward model: its buffers; in the place of a chunk of the vocabulary; and its gradient. */
 tsr_status tsr_model_walk_score(tsr_model *model, const tsr_model_options *options,

@@ -1,6 +1,9 @@
 /*
  * model/preference.c: preference objectives. The head computes each label's nll and the unweighted gradient of its row; the
  * objective turns sums over documents into one weight per row, so the logits are computed once.
+ *
+ * Of a micro-batch that several ranks share each has the label rows of its own tokens, and the sums are over all of them: so
+ * the ranks first give each other what the head says of theirs, and each then computes all weights.
  */
 #include "model/model_parts.h"
 
@@ -21,79 +24,207 @@ bool tsr_model_reports_logits(const tsr_model_options *options)
             options->objective->kind == TSR_OBJECTIVE_KTO);
 }
 
+/* The arrays of fp32 that are wanted, in this order. */
+#define FLOATS 4
+
+static void list_floats(float **out[FLOATS], label_values *values)
+{
+    out[0] = &values->entropy;
+    out[1] = &values->correct;
+    out[2] = &values->logit;
+    out[3] = &values->log_squares;
+}
+
+static bool wants(const tsr_model_options *options, int i)
+{
+    return i < 2 || (i == 2 ? tsr_model_reports_logits(options) : options->objective->weighting);
+}
+
+/* Int64 of an array of fp32. */
+static int64_t words_of(int64_t rows)
+{
+    return (rows + 1) / 2;
+}
+
+/* Values of so many rows one behind the other, from `base` on; returns how many int64 they are. */
+static int64_t lay_out(label_values *out, const tsr_model_options *options, void *base,
+                       int64_t rows)
+{
+    float **of[FLOATS];
+    int64_t words = rows;
+    *out = (label_values){.nll = base};
+    list_floats(of, out);
+    for (int i = 0; i < FLOATS; i++) {
+        if (!wants(options, i))
+            continue;
+        *of[i] = base ? (float *)(void *)((int64_t *)base + words) : NULL;
+        words += words_of(rows);
+    }
+    return words;
+}
+
+static tsr_status walk_rows(preference_state *state, const tsr_model_options *options,
+                            tsr_take_buffer *device, void *user)
+{
+    static const char *const names[] = {"row entropies", "row hits", "row logits",
+                                        "row log squares"};
+    int64_t all_rows = tsr_batch_all_label_rows(&options->bounds);
+    tsr_array array = {TSR_F32, (uint64_t)options->bounds.label_rows, 1};
+    void *address = NULL;
+    float **of[FLOATS];
+    label_values unused;
+    list_floats(of, &state->own);
+    TSR_TRY(device(user, &address, "row weights", "of the objective: the gradient of each label",
+                   (tsr_array){TSR_F32, (uint64_t)all_rows, 1}));
+    state->weight = address;
+    for (int i = 0; i < FLOATS; i++) {
+        if (!wants(options, i))
+            continue;
+        TSR_TRY(device(user, &address, names[i], "of the objective: what is said of each label",
+                       array));
+        *of[i] = address;
+    }
+    if (options->objective->weighting) {
+        TSR_TRY(device(user, &address, "row squares",
+                       "of the objective: how sure the model is of each label", array));
+        state->squares = address;
+    }
+    if (!tsr_spans_shared(&options->spans))
+        return TSR_OK;
+    uint64_t words = (uint64_t)lay_out(&unused, options, NULL, all_rows);
+    return device(user, &state->all, "label values",
+                  "of the objective: what all ranks that share a micro-batch say of its labels",
+                  (tsr_array){TSR_I64, words, 1});
+}
+
 tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *options,
                                      tsr_take_buffer *device, void *user)
 {
-    uint64_t doubles = (uint64_t)tsr_objective_doubles(options->bounds.documents);
-    uint64_t rows = (uint64_t)options->bounds.label_rows;
-    static const char *const of_rows[] = {"row entropies", "row hits", "row logits"};
-    void *of_row[3] = {NULL};
-    void *sums = NULL, *weight = NULL, *words = NULL, *squares[2] = {NULL};
+    preference_state state = {0};
+    void *sums = NULL, *words = NULL;
     TSR_TRY(
         device(user, &sums, "document sums",
                "log-probabilities of the micro-batch's documents, and what the loss makes of them",
-               (tsr_array){TSR_F64, doubles, 1}));
-    TSR_TRY(device(user, &weight, "row weights", "of the objective: the gradient of each label",
-                   (tsr_array){TSR_F32, rows, 1}));
-    for (int i = 0; i < (tsr_model_reports_logits(options) ? 3 : 2); i++)
-        TSR_TRY(device(user, &of_row[i], of_rows[i],
-                       "of the objective: what is reported of each label",
-                       (tsr_array){TSR_F32, rows, 1}));
-    for (int i = 0; i < 2 && options->objective->weighting; i++)
-        TSR_TRY(device(user, &squares[i], i ? "row log squares" : "row squares",
-                       "of the objective: how sure the model is of each label",
-                       (tsr_array){TSR_F32, rows, 1}));
+               (tsr_array){TSR_F64, (uint64_t)tsr_objective_doubles(options->bounds.documents), 1}));
+    TSR_TRY(walk_rows(&state, options, device, user));
     TSR_TRY(device(user, &words, "preference sums", "of the objective: what is reported of a step",
-                   (tsr_array){TSR_I64, TSR_PREFERENCE_WORDS + 1, 1}));
+                   (tsr_array){TSR_I64, 2 * TSR_PREFERENCE_WORDS + 1, 1}));
+    state.sums = sums;
+    state.words = words;
+    state.unread = state.words + TSR_PREFERENCE_WORDS;
     if (model)
-        model->preference = (preference_state){.sums = sums,
-                                               .weight = weight,
-                                               .squares = squares[0],
-                                               .log_squares = squares[1],
-                                               .entropy = of_row[0],
-                                               .correct = of_row[1],
-                                               .logit = of_row[2],
-                                               .words = words};
+        model->preference = state;
     return TSR_OK;
 }
 
 int64_t *tsr_model_loss_word(const tsr_model *model)
 {
-    return model->options.objective ? model->preference.words + TSR_PREFERENCE_WORDS
+    return model->options.objective ? model->preference.unread + TSR_PREFERENCE_WORDS
                                     : model->sums.loss;
+}
+
+bool tsr_model_speaks(const tsr_model *model)
+{
+    return !tsr_model_is_shared(model) || model->options.spans.rank == 0;
+}
+
+/* ---- label rows of several ranks ---- */
+
+static tsr_status copy_labels(const tsr_model *model, char *all, char *own, uint64_t row_bytes,
+                              bool out)
+{
+    const stage *s = tsr_model_current(model);
+    for (int i = 0; i < s->span_count; i++) {
+        const head_span *span = &s->span[i];
+        char *in_all = all + (uint64_t)span->first_of_all * row_bytes;
+        char *in_own = own + (uint64_t)span->first_label * row_bytes;
+        if (span->label_rows)
+            TSR_TRY(tsr_stream_copy(model->compute, out ? in_own : in_all, out ? in_all : in_own,
+                                    (uint64_t)span->label_rows * row_bytes));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_model_place_labels(const tsr_model *model, void *all, const void *own,
+                                  uint64_t row_bytes)
+{
+    return copy_labels(model, all, (void *)own, row_bytes, false);
+}
+
+tsr_status tsr_model_take_labels(const tsr_model *model, void *own, const void *all,
+                                 uint64_t row_bytes)
+{
+    return copy_labels(model, (void *)all, own, row_bytes, true);
+}
+
+/* What the head has said, of all ranks. */
+static tsr_status gather(label_values *out, const tsr_model *model)
+{
+    const preference_state *state = &model->preference;
+    int64_t rows = tsr_model_current(model)->all_label_rows;
+    label_values own = state->own;
+    float **from[FLOATS], **to[FLOATS];
+    int64_t words = lay_out(out, &model->options, state->all, rows);
+    list_floats(from, &own);
+    list_floats(to, out);
+    TSR_TRY(tsr_stream_fill(model->compute, state->all, 0, (uint64_t)words * sizeof(int64_t)));
+    TSR_TRY(tsr_model_place_labels(model, out->nll, model->activations.nll, sizeof(double)));
+    for (int i = 0; i < FLOATS; i++)
+        if (*to[i])
+            TSR_TRY(tsr_model_place_labels(model, *to[i], *from[i], sizeof(float)));
+    return tsr_context_sum(model->shared, state->all, (uint64_t)words);
+}
+
+/* ---- the loss ---- */
+
+/* The gradient of the label rows, span by span, since their weights lie where all ranks' do. */
+static tsr_status weigh(tsr_model *model)
+{
+    const stage *s = tsr_model_current(model);
+    int64_t d = (int64_t)model->options.layout->config.hidden_size;
+    uint64_t row_bytes = (uint64_t)d * tsr_dtype_bytes(model->options.dtype);
+    for (int i = 0; i < s->span_count; i++) {
+        const head_span *span = &s->span[i];
+        char *rows = model->activations.head.rows;
+        if (span->label_rows)
+            TSR_TRY(model->options.kernels->scale_rows(
+                model->compute,
+                &(tsr_scale_rows_args){.x = rows + (uint64_t)span->first_label * row_bytes,
+                                       .weight = model->preference.weight + span->first_of_all,
+                                       .rows = span->label_rows,
+                                       .d = d,
+                                       .dtype = model->options.dtype}));
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_model_prefer(tsr_model *model)
 {
     const stage *s = tsr_model_current(model);
-    const tsr_kernels *kernels = model->options.kernels;
     const preference_state *state = &model->preference;
-    TSR_TRY(kernels->objective(
+    label_values labels = state->own;
+    bool speaks = tsr_model_speaks(model);
+    labels.nll = model->activations.nll;
+    if (tsr_model_is_shared(model))
+        TSR_TRY(gather(&labels, model));
+    TSR_TRY(model->options.kernels->objective(
         model->compute,
         &(tsr_objective_args){.objective = model->options.objective,
-                              .rows = s->batch.label_rows,
+                              .rows = s->all_label_rows,
                               .documents = s->batch.documents,
-                              .nll = model->activations.nll,
+                              .nll = labels.nll,
                               .part = s->view.part,
                               .reference = s->batch.reference ? s->view.reference : NULL,
                               .desirable = s->view.desirable,
-                              .log_squares = state->log_squares,
-                              .row_entropy = state->entropy,
-                              .row_correct = state->correct,
-                              .row_logit = state->logit,
+                              .log_squares = labels.log_squares,
+                              .row_entropy = labels.entropy,
+                              .row_correct = labels.correct,
+                              .row_logit = labels.logit,
                               .sums = state->sums,
                               .weight = s->batch.sums_alone ? NULL : state->weight,
                               .scale = s->batch.share,
-                              .loss = model->sums.loss,
+                              .loss = speaks ? model->sums.loss : tsr_model_loss_word(model),
                               .loss_overflow = model->sums.loss_overflow,
-                              .words = state->words}));
-    if (!s->batch.train)
-        return TSR_OK;
-    return kernels->scale_rows(
-        model->compute,
-        &(tsr_scale_rows_args){.x = model->activations.head.rows,
-                               .weight = state->weight,
-                               .rows = s->batch.label_rows,
-                               .d = (int64_t)model->options.layout->config.hidden_size,
-                               .dtype = model->options.dtype});
+                              .words = speaks ? state->words : state->unread}));
+    return s->batch.train ? weigh(model) : TSR_OK;
 }

@@ -160,7 +160,7 @@ static void fill_preference(const tsr_model *model, const stage_view *view,
 static int64_t span_rows(const tsr_model *model)
 {
     const tsr_activation_options options = tsr_model_activation(&model->options);
-    return tsr_activation_span_rows(&options);
+    return tsr_activation_tile_rows(&options);
 }
 
 bool tsr_model_allocate_spans(tsr_model *model)
@@ -177,9 +177,11 @@ bool tsr_model_allocate_spans(tsr_model *model)
 
 /* The label rows of the micro-batch by spans, which matmuls take one by one: so their bits do not depend on which spans a
  * rank has. */
-static void divide(const tsr_model *model, stage *s, const stage_view *view)
+static void divide(const tsr_model *model, stage *s, const stage_view *view,
+                   const tsr_model_batch *whole)
 {
     int64_t rows = span_rows(model), tokens = s->batch.tokens, label = 0;
+    int64_t own = 0, of_all = 0; /* of labels */
     rows = rows && rows < tokens ? rows : tokens;
     s->span_count = 0;
     for (int64_t first = 0; first < tokens; first += rows) {
@@ -190,6 +192,9 @@ static void divide(const tsr_model *model, stage *s, const stage_view *view)
              label++)
             view->label_row[label] -= (int32_t)first;
         span->label_rows = label - span->first_label;
+        for (; of_all < whole->label_rows && own < label; of_all++)
+            own += place_of(model, whole->label_row[of_all]) >= 0;
+        span->first_of_all = of_all - span->label_rows;
     }
 }
 
@@ -251,6 +256,7 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
                         (long long)bounds->label_rows);
     s->batch = own;
     s->all_tokens = batch->tokens;
+    s->all_label_rows = batch->label_rows;
     s->active =
         tsr_model_active(batch) && (own.tokens > 0 || batch->tokens > model->options.spans.rows);
     if (batch->range_count) {
@@ -265,7 +271,7 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
             lay_out(&host, s->host, &model->options, own.tokens, own.documents, own.label_rows);
         lay_out(&s->view, s->device, &model->options, own.tokens, own.documents, own.label_rows);
         fill(model, &host, batch, &own);
-        divide(model, s, &host);
+        divide(model, s, &host, batch);
         s->lead_count = model->last_of ? chain_ids(model, &host, batch) : 0;
         if (tsr_event_recorded(s->released))
             TSR_TRY(tsr_stream_wait(model->h2d, s->released, tsr_event_recorded(s->released)));

@@ -13,8 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* In the scratch directory: pairs of tokens below `vocab`, of unequal length. */
-static const char *write_pairs(int rows, unsigned vocab)
+/* In the scratch directory: pairs of tokens below `vocab`, of unequal length, so many times as long as on the CPU. */
+static const char *write_long_pairs(int rows, unsigned vocab, int times)
 {
     tsr_auto_text text = {0};
     unsigned seed = 7;
@@ -23,7 +23,7 @@ static const char *write_pairs(int rows, unsigned vocab)
             "{\"prompt_ids\":", ",\"chosen_ids\":", ",\"rejected_ids\":"};
         for (int k = 0; k < 3; k++) {
             tsr_text_printf(&text, "%s[", keys[k]);
-            for (int t = 0; t < 3 + (5 * row + 7 * k) % 11; t++) {
+            for (int t = 0; t < times * (3 + (5 * row + 7 * k) % 11); t++) {
                 seed = seed * 1664525u + 1013904223u;
                 tsr_text_printf(&text, "%s%u", t ? "," : "", (seed >> 8) % vocab);
             }
@@ -34,6 +34,11 @@ static const char *write_pairs(int rows, unsigned vocab)
     assert_false(text.failed);
     write_text(scratch_path("pairs.jsonl"), tsr_text_string(&text));
     return scratch_path("pairs.jsonl");
+}
+
+static const char *write_pairs(int rows, unsigned vocab)
+{
+    return write_long_pairs(rows, vocab, 1);
 }
 
 #define FAMILIES TSR_SOURCE_DIR "/tests/golden/families/"
@@ -108,9 +113,8 @@ static void test_kinds(void **state)
     }
 }
 
-/* One cell of docs/objectives.md's table. */
-static void run_cell(job_result *out, int ranks, const char *objective, const char *model,
-                     const char *keys)
+static void run_on(job_result *out, int ranks, const char *objective, const char *model,
+                   const char *data, const char *keys)
 {
     tsr_auto_text config = {0};
     tsr_text_printf(
@@ -118,11 +122,23 @@ static void run_cell(job_result *out, int ranks, const char *objective, const ch
         "model_name_or_path: %s\ndataset: %s\nobjective: %s\ndtype: float32\nlora_r: 4\n"
         "learning_rate: 2e-3\nmax_steps: 2\nper_device_train_batch_size: 2\n"
         "total_batch_size: 6\noverwrite_output_dir: true\n%s",
-        model, write_pairs(9, 250), objective, keys);
+        model, data, objective, keys);
     assert_false(config.failed);
     job_run_in(out, ranks, tsr_text_string(&config), "cell", NULL);
     if (out->status != 0)
         fail_msg("%s, %s: %s", objective, keys, out->message);
+}
+
+/* One cell of docs/objectives.md's table. */
+static void run_cell(job_result *out, int ranks, const char *objective, const char *model,
+                     const char *keys)
+{
+    run_on(out, ranks, objective, model, write_pairs(9, 250), keys);
+}
+
+static void run_long_cell(job_result *out, int ranks, const char *objective, const char *keys)
+{
+    run_on(out, ranks, objective, JOB_MODEL, write_long_pairs(9, 250, job_tokens(1)), keys);
 }
 
 /* Sanitizers are slow: there a quarter of the cells, other features for each objective. */
@@ -287,12 +303,56 @@ static void test_stop(void **state)
     assert_int_not_equal(access(scratch_path("stopped"), F_OK), 0);
 }
 
+/* Micro-batches longer than context_span: on one rank, and on those that share each of them, with more or fewer spans than
+ * ranks. Evaluations compare with the reference too. */
+static void test_shared(void **state)
+{
+    (void)state;
+    static const char *const jobs[] = {
+        "dpo\nuse_weighting: true\nld_alpha: 0.5\nloss_type: [sigmoid, sft]\n",
+        "kto\nlora_dropout: 0.1\ndisable_dropout: false\n",
+        "orpo\npacking: true\n",
+        "cpo\nloss_type: simpo\nuse_dora: true\n",
+    };
+    static const struct {
+        int ranks;
+        const char *keys;
+    } ways[] = {
+        {2, "context_parallel_size: 2\n"},
+        {3, "context_parallel_size: 3\ngradient_checkpointing: full\noffload: sharded\n"
+            "activation_offloading: true\n"},
+        {4, "context_parallel_size: 2\ngradient_checkpointing: full\n"},
+        {3, ""},
+    };
+    for (size_t j = 0; j < sizeof jobs / sizeof *jobs; j++) {
+        job_result alone, shared;
+        tsr_auto_text keys = {0};
+        tsr_text_printf(&keys,
+                        "context_span: %d\nmax_length: %d\neval_strategy: steps\neval_steps: 1\n"
+                        "per_device_eval_batch_size: 2\neval_dataset: %s\n",
+                        job_tokens(16), job_tokens(64), scratch_path("pairs.jsonl"));
+        run_long_cell(&alone, 1, jobs[j], tsr_text_string(&keys));
+        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+            tsr_auto_text more = {0};
+            if (job_ranks(ways[w].ranks) != ways[w].ranks)
+                continue;
+            tsr_text_printf(&more, "%s%s", tsr_text_string(&keys), ways[w].keys);
+            run_long_cell(&shared, ways[w].ranks, jobs[j], tsr_text_string(&more));
+            job_assert_same(&alone, &shared, jobs[j]);
+            job_assert_plan(&shared, ways[w].ranks, jobs[j]);
+            job_result_free(&shared);
+        }
+        job_result_free(&alone);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kinds),       cmocka_unit_test(test_table),
         cmocka_unit_test(test_evaluations), cmocka_unit_test(test_reference),
-        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_stop)};
+        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_shared)};
     job_choose_backend(argc, argv);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -192,14 +192,14 @@ static void test_traces(void **state)
 /* ---- beside other features ---- */
 
 /* In the scratch directory: pairs of tokens below 250, of unequal length, some with a margin. */
-static const char *write_pairs(void)
+static const char *write_pairs(int times)
 {
     tsr_auto_text text = {0};
     unsigned seed = 7;
     for (int row = 0; row < 9; row++) {
         for (int k = 0; k < 2; k++) {
             tsr_text_printf(&text, "%s[", k ? ",\"rejected_ids\":" : "{\"chosen_ids\":");
-            for (int t = 0; t < 1 + (5 * row + 7 * k) % 11; t++) {
+            for (int t = 0; t < times * (1 + (5 * row + 7 * k) % 11); t++) {
                 seed = seed * 1664525u + 1013904223u;
                 tsr_text_printf(&text, "%s%u", t ? "," : "", (seed >> 8) % 250);
             }
@@ -236,27 +236,39 @@ static const struct {
 
 #define KINDS (sizeof kinds / sizeof *kinds)
 
-static void configure_kind(tsr_text *out, size_t kind, const char *more)
+/* Documents are so many times as long as on the CPU. */
+static void configure_kind(tsr_text *out, size_t kind, const char *more, int times)
 {
     tsr_text_printf(out,
                     "\nmodel_name_or_path: %s\ndataset: %s\nobjective: reward\ndtype: float32\n"
                     "lora_r: 4\nlearning_rate: 2e-3\nmax_steps: 4\n"
                     "per_device_train_batch_size: 2\ntotal_batch_size: 6\n",
-                    kinds[kind].model, write_pairs());
+                    kinds[kind].model, write_pairs(times));
     put_keys(out, kinds[kind].keys);
     put_keys(out, more);
+}
+
+static void run_long_kind(job_result *out, int ranks, size_t kind, const char *more,
+                          const char *output, const job_event *event, int times)
+{
+    tsr_auto_text config = {0};
+    char directory[64];
+    configure_kind(&config, kind, more, times);
+    snprintf(directory, sizeof directory, "%zu_%s", kind, output);
+    job_run_in(out, ranks, tsr_text_string(&config), directory, event);
+    if (out->status != 0)
+        fail_msg("%s: %s", kinds[kind].name, out->message);
 }
 
 static void run_kind(job_result *out, int ranks, size_t kind, const char *more, const char *output,
                      const job_event *event)
 {
-    tsr_auto_text config = {0};
-    char directory[64];
-    configure_kind(&config, kind, more);
-    snprintf(directory, sizeof directory, "%zu_%s", kind, output);
-    job_run_in(out, ranks, tsr_text_string(&config), directory, event);
-    if (out->status != 0)
-        fail_msg("%s: %s", kinds[kind].name, out->message);
+    run_long_kind(out, ranks, kind, more, output, event, 1);
+}
+
+static void run_long(job_result *out, int ranks, size_t kind, const char *more)
+{
+    run_long_kind(out, ranks, kind, more, "long", NULL, job_tokens(1));
 }
 
 /* The bits of one rank on three, with layers recomputed and the state elsewhere, and of no stop after one on two. */
@@ -431,7 +443,7 @@ static void test_eval_alone(void **state)
     tsr_text_printf(&keys,
                     "eval_strategy: steps\neval_steps: 4\neval_dataset: %s\n"
                     "per_device_eval_batch_size: 2\n",
-                    write_pairs());
+                    write_pairs(1));
     run_kind(&trained, 1, 0, tsr_text_string(&keys), "alone", NULL);
     tsr_text_printf(&without,
                     "model_name_or_path: " JOB_MODEL "\neval_dataset: %s\nobjective: reward\n"
@@ -478,7 +490,7 @@ static void configure_shared(tsr_text *out, const char *keys, const char *output
 {
     tsr_auto_text more = {0};
     tsr_text_printf(&more, "%soutput_dir: %s\n", keys, scratch_path(output));
-    configure_kind(out, 0, tsr_text_string(&more));
+    configure_kind(out, 0, tsr_text_string(&more), 1);
 }
 
 static void step_both(tsr_job *job[2])
@@ -581,7 +593,7 @@ static void test_refusals(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         tsr_auto_text config = {0};
         job_result got;
-        configure_kind(&config, 0, wrong[i].keys);
+        configure_kind(&config, 0, wrong[i].keys, 1);
         job_run_in(&got, 1, tsr_text_string(&config), "wrong", NULL);
         if (got.status != TSR_ECONFIG)
             fail_msg("%s: %d, %s", wrong[i].keys, got.status, got.message);
@@ -612,6 +624,44 @@ static int tear_down(void **state)
     return scratch_teardown(state);
 }
 
+/* Micro-batches longer than context_span, on one rank and on those that share each of them. */
+static void test_context(void **state)
+{
+    (void)state;
+    static const struct {
+        int ranks;
+        const char *keys;
+    } ways[] = {
+        {2, "context_parallel_size: 2\n"},
+        {3, "context_parallel_size: 3\ngradient_checkpointing: full\noffload: sharded\n"},
+        {4, "context_parallel_size: 2\n"},
+    };
+    for (size_t kind = 0; kind < KINDS; kind++) {
+        tsr_auto_text keys = {0};
+        job_result alone, shared;
+        if (strcmp(kinds[kind].name, "DoRA, rsLoRA") && strcmp(kinds[kind].name, "experts"))
+            continue;
+        tsr_text_printf(&keys,
+                        "context_span: %d\nper_device_train_batch_size: 3\nmax_steps: 2\n"
+                        "overwrite_output_dir: true\n"
+                        "center_rewards_coefficient: 0.1\neval_strategy: steps\neval_steps: 1\n"
+                        "per_device_eval_batch_size: 3\neval_dataset: %s\n",
+                        job_tokens(16), scratch_path("pairs.jsonl"));
+        run_long(&alone, 1, kind, tsr_text_string(&keys));
+        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+            tsr_auto_text more = {0};
+            if (job_ranks(ways[w].ranks) != ways[w].ranks)
+                continue;
+            tsr_text_printf(&more, "%s%s", tsr_text_string(&keys), ways[w].keys);
+            run_long(&shared, ways[w].ranks, kind, tsr_text_string(&more));
+            job_assert_same(&alone, &shared, kinds[kind].name);
+            job_assert_plan(&shared, ways[w].ranks, kinds[kind].name);
+            job_result_free(&shared);
+        }
+        job_result_free(&alone);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -619,7 +669,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_fresh),       cmocka_unit_test(test_saved),
         cmocka_unit_test(test_evaluations), cmocka_unit_test(test_eval_alone),
         cmocka_unit_test(test_from_text),   cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_shared),      cmocka_unit_test(test_no_merge)};
+        cmocka_unit_test(test_shared),      cmocka_unit_test(test_no_merge),
+        cmocka_unit_test(test_context)};
     job_choose_backend(argc, argv);
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
