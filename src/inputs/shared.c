@@ -37,7 +37,8 @@ uint64_t tsr_inputs_contributions(const tsr_inputs *inputs, const tsr_batch_boun
 {
     uint64_t span = (uint64_t)inputs->config.context_span;
     uint64_t tiles = inputs->layout.mixed_count ? 1 : tsr_ceil_div((uint64_t)whole->tokens, span);
-    return (inputs->contributions ? inputs->contributions : 1) * (tiles ? tiles : 1);
+    uint64_t each = tiles > 1 && inputs->layout.rows_tied ? 2 * tiles : tiles ? tiles : 1;
+    return (inputs->contributions ? inputs->contributions : 1) * each;
 }
 
 static tsr_status check_ranks(const tsr_config *config, bool cuda, int ranks)
@@ -79,36 +80,19 @@ static const char *whole_node(const tsr_layout *layout)
     return NULL;
 }
 
-/* The key that has a table trained; NULL: none is. */
-static const char *trained_table(const tsr_inputs *inputs)
-{
-    const tsr_config *config = &inputs->config;
-    const tsr_layout *layout = &inputs->layout;
-    if (!layout->embedding_count && !layout->head_whole && layout->head_lora.r == 0 &&
-        !layout->head_rows.count)
-        return NULL;
-    if (config->modules_to_save.count)
-        return "modules_to_save";
-    bool tokens = config->trainable_token_indices.embedding.count > 0 ||
-                  config->trainable_token_indices.head.count > 0;
-    return tokens ? "trainable_token_indices" : "lora_target_modules";
-}
-
 tsr_status tsr_inputs_check_shared(const tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
     if (config->context_parallel_size == 1)
         return TSR_OK;
     TSR_TRY(check_ranks(config, inputs->cuda, ranks));
-    const char *node = whole_node(&inputs->layout), *table = trained_table(inputs);
+    const char *node = whole_node(&inputs->layout);
     const struct {
         bool asked;
         const char *key, *why;
     } refused[] = {
         {node != NULL, "model_name_or_path", node},
         {tsr_inputs_mixes(inputs), "adapter_mixing", "rows of several adapters"},
-        {table != NULL, table,
-         "gradients of the embedding and the head are summed over whole micro-batches"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         if (refused[i].asked)

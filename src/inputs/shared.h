@@ -16,7 +16,7 @@ tsr_spans tsr_inputs_spans(const tsr_config *config);
 int64_t tsr_inputs_own_tokens(const tsr_config *config, int64_t tokens);
 tsr_batch_bounds tsr_inputs_own_bounds(const tsr_config *config, const tsr_batch_bounds *whole);
 
-/* To a gradient in a step, at most: one of each tile of its micro-batches. */
+/* To a gradient in a step, at most: one of each tile of its micro-batches, or two where embedding and head are one table. */
 uint64_t tsr_inputs_contributions(const tsr_inputs *inputs, const tsr_batch_bounds *whole);
 
 /* After the model is read. TSR_ECONFIG: the ranks do not divide into such groups, or something in the job needs whole

@@ -356,6 +356,16 @@ void tsr_activations_kept(void *out[TSR_BLOCK_VALUES], const tsr_activations *ac
 
 /* ---- what layers and the head share ---- */
 
+/* Bytes in fp32 of the largest tensor that is trained of the head or the embedding. */
+static uint64_t largest_table_gradient(const tsr_layout *layout)
+{
+    uint64_t most = 0;
+    for (int i = layout->layer_count; i < layout->unit_count; i++)
+        for (int j = 0; j < layout->unit[i].trainable_count; j++)
+            most = larger(most, layout->unit[i].trainable[j].element_count);
+    return most * sizeof(float);
+}
+
 /* The head runs between the last layer's forward and its backward. */
 static uint64_t cut_head(region *to, const walk *w, tsr_activations *out)
 {
@@ -370,6 +380,7 @@ static uint64_t cut_head(region *to, const walk *w, tsr_activations *out)
     out->head.d_h = out->head.h; /* h was read by then */
     out->head.rstd = cut(to, w->tokens * sizeof(float));
     out->head.rows = cut(to, w->rows * width * element);
+    out->head.part = cut(to, span && train ? largest_table_gradient(layout) : 0);
     if (layout->scores) {
         out->head.score_gradient = cut(to, train ? w->d * sizeof(float) : 0);
         return to->used;

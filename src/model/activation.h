@@ -25,7 +25,7 @@
 /* The largest micro-batch; all exact. */
 typedef struct {
     int64_t tokens, documents, label_rows;
-    int64_t longest;    /* tokens of one document */
+    int64_t longest; /* tokens of one document */
     /* Of all ranks that share a micro-batch, the others' too; both 0: tokens and label_rows. */
     int64_t all_tokens, all_label_rows;
 } tsr_batch_bounds;
@@ -119,7 +119,8 @@ typedef struct {
         /* With a LoRA of the head, d + r columns wide: [rows, scale low] is `rows` then, with the gradient of it, a chunk
          * [W, B], and label rows of h alone, then their gradient. */
         void *d_rows, *joined, *label_h;
-        float *score_gradient; /* [d], of a reward model, which has rows alone beside it */
+        float *score_gradient; /* [d], of a reward model, which has rows and part alone beside it */
+        float *part; /* of a table's gradient, of one span; NULL: micro-batches are not divided */
         tsr_head_state state;
         void *workspace;
         uint64_t workspace_bytes;

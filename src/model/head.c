@@ -3,8 +3,7 @@
  * the vocabulary chunk by chunk, the gradients of its chunks where they are trained, and that of the final norm's input.
  *
  * A long micro-batch goes through it in spans (stage.c), as layers' tails go through tiles. What is made of several label
- * rows at once, a matmul or the sum of losses, is made of one span's. Gradients of the head's own parameters are made of
- * all label rows.
+ * rows at once, a matmul or the sum of losses, is made of one span's, and so are gradients of the head's own parameters.
  */
 #include "model/model_parts.h"
 
@@ -25,11 +24,10 @@ static int64_t joined_width(const tsr_model *model)
     return width(model) + low_width(model);
 }
 
-/* From a row on, of rows that have so many columns; NULL remains NULL. */
+/* NULL remains NULL. */
 static void *rows_at(const tsr_model *model, const void *rows, int64_t first, int64_t columns)
 {
-    return rows ? (char *)rows + (uint64_t)(first * columns) * tsr_dtype_bytes(model->options.dtype)
-                : NULL;
+    return rows ? tsr_model_rows_at(model, rows, first, columns) : NULL;
 }
 
 static float *floats_at(float *values, int64_t first)
@@ -59,7 +57,7 @@ static tsr_head_state state_of(const tsr_model *model, int64_t first)
 /* ---- the final norm ---- */
 
 /* The label rows of a span, of h. */
-static tsr_status gather(const tsr_model *model, void *out, const void *h, const head_span *span)
+static tsr_status gather(const tsr_model *model, void *out, const void *h, const token_span *span)
 {
     int64_t d = width(model);
     const stage *s = tsr_model_current(model);
@@ -74,13 +72,13 @@ static tsr_status gather(const tsr_model *model, void *out, const void *h, const
 }
 
 /* h of a span's tokens. */
-static void *h_of(const tsr_model *model, const head_span *span)
+static void *h_of(const tsr_model *model, const token_span *span)
 {
     const tsr_activations *a = &model->activations;
     return rows_at(model, a->head.h, a->head.h_whole ? span->first : 0, width(model));
 }
 
-static tsr_status begin_span(tsr_model *model, const tsr_layer *layer, const head_span *span)
+static tsr_status begin_span(tsr_model *model, const tsr_layer *layer, const token_span *span)
 {
     tsr_activations *a = &model->activations;
     int64_t d = width(model), first = span->first;
@@ -114,7 +112,7 @@ tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
                                                                      .d = joined_width(model)});
 }
 
-static tsr_status span_backward(tsr_model *model, const tsr_layer *layer, const head_span *span)
+static tsr_status span_backward(tsr_model *model, const tsr_layer *layer, const token_span *span)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
@@ -202,7 +200,7 @@ static tsr_status finish(tsr_model *model)
     const stage *s = tsr_model_current(model);
     const tsr_model_batch *batch = &s->batch;
     for (int i = 0; i < s->span_count && !batch->range_count; i++) {
-        const head_span *span = &s->span[i];
+        const token_span *span = &s->span[i];
         if (!span->label_rows)
             continue;
         tsr_head_finish_args args = finish_args(model, span->first_label, span->label_rows);
@@ -226,20 +224,6 @@ static tsr_status gather_again(const tsr_model *model)
 }
 
 /* ---- a LoRA of the head: h and W with columns beside them, [h, scale low] and [W, B] ---- */
-
-/* A trainable segment of a chunk, and where its gradient goes. */
-static const char *chunk_part(const tsr_model *model, int segment, const tsr_unit_view *view)
-{
-    const tsr_unit *unit = &model->options.units[view->unit];
-    return view->trainable + unit->trainable.segment[segment].gathered_offset;
-}
-
-static float *chunk_gradient(const tsr_model *model, int segment, const tsr_unit_view *view,
-                             float *gradient)
-{
-    const tsr_unit *unit = &model->options.units[view->unit];
-    return gradient + tsr_unit_gradient_at(&unit->trainable.segment[segment], model->options.ranks);
-}
 
 /* `columns` columns of a matrix of rows `to_stride` wide, from one of rows `from_stride` wide. */
 static tsr_status put(tsr_model *model, void *to, int64_t to_stride, tsr_frozen from,
@@ -278,14 +262,14 @@ static tsr_status gemm_spans(tsr_model *model, tsr_gemm_args gemm, const void *a
 }
 
 /* rows = [h, scale h A^T], of the first chunk, which has A. */
-static tsr_status join_rows(tsr_model *model, const tsr_unit_view *view)
+static tsr_status join_rows(tsr_model *model, int unit, const tsr_unit_view *view)
 {
     const tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
     tsr_frozen h = {a->head.label_h, model->options.dtype};
     tsr_gemm_args gemm = {.n = low_width(model),
                           .k = width(model),
-                          .b = chunk_part(model, 0, view),
+                          .b = tsr_model_trainable_at(model, unit, view, 0),
                           .lda = width(model),
                           .ldc = joined_width(model),
                           .trans_b = true,
@@ -298,44 +282,58 @@ static tsr_status join_rows(tsr_model *model, const tsr_unit_view *view)
 }
 
 /* [W, B] of a chunk. */
-static tsr_status join_chunk(tsr_model *model, const tsr_layout_unit *chunk,
-                             const tsr_unit_view *view)
+static tsr_status join_chunk(tsr_model *model, int unit, const tsr_unit_view *view)
 {
+    const tsr_layout_unit *chunk = &model->options.layout->unit[unit];
     void *joined = model->activations.head.joined;
     tsr_frozen w = {view->frozen, chunk->frozen[0].dtype};
-    tsr_frozen b = {chunk_part(model, chunk->trainable_count - 1, view), model->options.dtype};
+    tsr_frozen b = {tsr_model_trainable_at(model, unit, view, chunk->trainable_count - 1),
+                    model->options.dtype};
     int64_t rows = (int64_t)chunk->row_count, stride = joined_width(model);
     TSR_TRY(put(model, joined, stride, w, width(model), rows, width(model)));
     return put(model, low_of(model, joined), stride, b, low_width(model), rows, low_width(model));
 }
 
-/* With d low = scale times what follows dh in d_rows: dA = d low^T h; then label_h = dh + d low A, which head_backward
- * takes. */
-static tsr_status finish_lora(tsr_model *model, const tsr_unit_view *view, float *gradient)
+/* dA = d low^T h, of d low = scale times what follows dh in d_rows. */
+static tsr_status weigh_a(tsr_model *model, tsr_gemm_args gemm, void *gradient)
 {
     const tsr_activations *a = &model->activations;
-    const tsr_kernels *kernels = model->options.kernels;
+    const stage *s = tsr_model_current(model);
+    tsr_table_gradient g = tsr_model_table_gradient(model, gradient, (uint64_t)(gemm.m * gemm.n));
+    gemm.c = g.part;
+    gemm.trans_a = true;
+    gemm.c_dtype = TSR_F32;
+    for (int i = 0; i < s->span_count; i++) {
+        int64_t first = s->span[i].first_label;
+        gemm.k = s->span[i].label_rows;
+        gemm.a = low_of(model, rows_at(model, a->head.d_rows, first, joined_width(model)));
+        gemm.b = rows_at(model, a->head.label_h, first, width(model));
+        if (!gemm.k)
+            continue;
+        TSR_TRY(model->options.kernels->gemm(model->compute, &gemm));
+        TSR_TRY(tsr_model_add_part(model, &g));
+    }
+    return tsr_model_end_parts(model, &g);
+}
+
+/* Then label_h = dh + d low A, which head_backward takes. */
+static tsr_status finish_lora(tsr_model *model, int unit, const tsr_unit_view *view, void *gradient)
+{
+    const tsr_activations *a = &model->activations;
     int64_t rows = tsr_model_current(model)->batch.label_rows, stride = joined_width(model);
     tsr_frozen dh = {a->head.d_rows, model->options.dtype};
     tsr_gemm_args gemm = {.m = low_width(model),
                           .n = width(model),
-                          .k = rows,
-                          .a = low_of(model, a->head.d_rows),
-                          .b = a->head.label_h,
-                          .c = chunk_gradient(model, 0, view, gradient),
                           .lda = stride,
-                          .trans_a = true,
                           .alpha = (float)model->options.layout->head_lora.scale,
                           .dtype = model->options.dtype,
-                          .c_dtype = TSR_F32};
-    TSR_TRY(kernels->gemm(model->compute, &gemm));
+                          .c_dtype = model->options.dtype};
+    TSR_TRY(weigh_a(model, gemm, tsr_model_gradient_at(model, unit, view, gradient, 0)));
     TSR_TRY(put(model, a->head.label_h, width(model), dh, stride, rows, width(model)));
     gemm.k = low_width(model);
-    gemm.b = chunk_part(model, 0, view);
+    gemm.b = tsr_model_trainable_at(model, unit, view, 0);
     gemm.ldc = width(model);
-    gemm.trans_a = false;
     gemm.beta = 1;
-    gemm.c_dtype = model->options.dtype;
     return gemm_spans(model, gemm, low_of(model, a->head.d_rows), a->head.label_h);
 }
 
@@ -343,48 +341,59 @@ static tsr_status finish_lora(tsr_model *model, const tsr_unit_view *view, float
 
 /* The gradient of vocabulary rows [first, first + count), whose weights are w; of a LoRA's B, that of the columns behind
  * W's. */
-static tsr_status weigh(tsr_model *model, const void *w, int64_t first, int64_t count, float *dw)
+static tsr_status weigh(tsr_model *model, const void *w, int64_t first, int64_t count,
+                        void *gradient)
 {
     const tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
-    bool low = low_width(model) > 0;
-    return model->options.kernels->head_weight(
-        model->compute,
-        &(tsr_head_weight_args){.max = a->head.state.max,
-                                .sum = a->head.state.sum,
-                                .label_logit = a->head.state.label_logit,
-                                .h = low ? a->head.rows : (void *)a->head.state.acc,
-                                .w = w,
-                                .labels = s->view.label,
-                                .dw = dw,
-                                .z = low ? low_of(model, a->head.rows) : NULL,
-                                .z_columns = low_width(model),
-                                .z_stride = joined_width(model),
-                                .workspace = a->head.workspace,
-                                .workspace_bytes = a->head.workspace_bytes,
-                                .rows = s->batch.label_rows,
-                                .d = joined_width(model),
-                                .first = first,
-                                .count = count,
-                                .scale = (float)(1 / s->batch.label_tokens),
-                                .softcap = (float)model->options.layout->config.logits_softcap,
-                                .dtype = model->options.dtype});
+    int64_t low = low_width(model), stride = joined_width(model);
+    void *h = low ? a->head.rows : (void *)a->head.state.acc;
+    tsr_table_gradient g =
+        tsr_model_table_gradient(model, gradient, (uint64_t)(count * (low ? low : width(model))));
+    tsr_head_weight_args args = {.w = w,
+                                 .dw = g.part,
+                                 .z_columns = low,
+                                 .z_stride = stride,
+                                 .workspace = a->head.workspace,
+                                 .workspace_bytes = a->head.workspace_bytes,
+                                 .d = stride,
+                                 .first = first,
+                                 .count = count,
+                                 .scale = (float)(1 / s->batch.label_tokens),
+                                 .softcap = (float)model->options.layout->config.logits_softcap,
+                                 .dtype = model->options.dtype};
+    for (int i = 0; i < s->span_count; i++) {
+        int64_t label = s->span[i].first_label;
+        const tsr_head_state state = state_of(model, label);
+        args.rows = s->span[i].label_rows;
+        args.max = state.max;
+        args.sum = state.sum;
+        args.label_logit = state.label_logit;
+        args.h = rows_at(model, h, label, stride);
+        args.z = low ? low_of(model, rows_at(model, h, label, stride)) : NULL;
+        args.labels = s->view.label + label;
+        if (!args.rows)
+            continue;
+        TSR_TRY(model->options.kernels->head_weight(model->compute, &args));
+        TSR_TRY(tsr_model_add_part(model, &g));
+    }
+    return tsr_model_end_parts(model, &g);
 }
 
 /* Of a chunk of B; the first one, which comes last, has A too. */
-static tsr_status weigh_lora(tsr_model *model, int unit, const tsr_unit_view *view, float *gradient)
+static tsr_status weigh_lora(tsr_model *model, int unit, const tsr_unit_view *view, void *gradient)
 {
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
-    float *db = chunk_gradient(model, chunk->trainable_count - 1, view, gradient);
-    TSR_TRY(join_chunk(model, chunk, view));
+    void *db = tsr_model_gradient_at(model, unit, view, gradient, chunk->trainable_count - 1);
+    TSR_TRY(join_chunk(model, unit, view));
     TSR_TRY(weigh(model, model->activations.head.joined, (int64_t)chunk->first_row,
                   (int64_t)chunk->row_count, db));
-    return unit == layout->layer_count ? finish_lora(model, view, gradient) : TSR_OK;
+    return unit == layout->layer_count ? finish_lora(model, unit, view, gradient) : TSR_OK;
 }
 
 tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view *view,
-                                 float *gradient)
+                                 void *gradient)
 {
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
@@ -399,12 +408,13 @@ tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view
 }
 
 /* What logits of a chunk are made with. */
-static tsr_status chunk_weight(tsr_frozen *out, tsr_model *model, const tsr_layout_unit *chunk,
+static tsr_status chunk_weight(tsr_frozen *out, tsr_model *model, int unit,
                                const tsr_unit_view *view)
 {
+    const tsr_layout_unit *chunk = &model->options.layout->unit[unit];
     *out = (tsr_frozen){model->activations.head.joined, model->options.dtype};
     if (low_width(model))
-        return join_chunk(model, chunk, view);
+        return join_chunk(model, unit, view);
     *out = model->options.layout->head_whole
                ? (tsr_frozen){view->trainable, chunk->trainable[0].dtype}
                : (tsr_frozen){view->frozen, chunk->frozen[0].dtype};
@@ -445,8 +455,8 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
     if (layout->scores)
         return tsr_model_score(model, unit, view);
     if (low_width(model) && unit == layout->layer_count)
-        TSR_TRY(join_rows(model, view));
-    TSR_TRY(chunk_weight(&args.w, model, chunk, view));
+        TSR_TRY(join_rows(model, unit, view));
+    TSR_TRY(chunk_weight(&args.w, model, unit, view));
     TSR_TRY(add_chunk(model, args));
     if (unit < tsr_layout_head_end(layout) - 1)
         return TSR_OK;

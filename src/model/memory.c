@@ -212,7 +212,7 @@ static tsr_status walk_rows(tsr_model *model, const tsr_model_options *options,
                    (tsr_array){options->dtype, count, d}));
     if (options->train)
         TSR_TRY(device(user, &gradient, "gradient of trained tokens", "of the head's rows",
-                       (tsr_array){TSR_F32, count, d}));
+                       (tsr_array){tsr_model_tiles(options) ? TSR_I64 : TSR_F32, count, d}));
     if (!model)
         return TSR_OK;
     model->head_ids = ids;

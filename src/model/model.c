@@ -509,8 +509,7 @@ static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
                              .tokens = s->batch.tokens,
                              .all_tokens = s->all_tokens,
                              .shared = tsr_model_is_shared(model) ? model->shared : NULL,
-                             .gradient_limit =
-                                 tsr_fixed_limit(TSR_FIXED_SHIFT, model->options.contributions),
+                             .gradient_limit = tsr_model_gradient_limit(model),
                              .positions = s->view.positions,
                              .cu_seqlens = s->view.cu_seqlens,
                              .documents = (int32_t)s->batch.documents};

@@ -23,25 +23,26 @@ typedef struct {
     char *layer_rows;            /* [tokens, layers width]: the same of what every layer takes */
 } stage_view;
 
-/* What the head takes by itself of a micro-batch: tokens that follow each other, and their label rows. */
+/* What the head and a trained embedding take by itself of a micro-batch: tokens that follow each other, and their label
+ * rows. */
 typedef struct {
     int64_t first, tokens;
     int64_t first_label, label_rows; /* these may be none */
     int64_t first_of_all;            /* the first of these among those of all ranks that share */
-} head_span;
+    int64_t lead_count;              /* of its chains, whose tokens are counted from the first */
+} token_span;
 
 typedef struct {
     char *host, *device;
     tsr_event *staged, *released; /* on h2d; on compute */
     tsr_model_batch
-        batch;          /* what this rank has of it: counts; the arrays are in `view` and `range` */
+        batch; /* what this rank has of it: counts; the arrays are in `view` and `range` */
     int64_t all_tokens, all_label_rows; /* of all ranks that share it */
-    bool active;        /* something is computed here: a rank without rows passes on others' */
+    bool active;            /* something is computed here: a rank without rows passes on others' */
     tsr_model_range *range; /* [mixed_count] */
-    head_span *span;        /* [span_count]: all tokens in their order */
+    token_span *span;       /* [span_count]: all tokens in their order */
     int span_count;
     stage_view view; /* on the device */
-    int64_t lead_count;
 } stage;
 
 /* DoRA's persistent vectors of one linear, fp32 [out] each; squares where the norms are factored. */
@@ -117,7 +118,7 @@ struct tsr_model {
     int32_t *embedding_row, *head_row; /* [vocabulary], of the host */
     int32_t *head_ids;
     void *head_rows;
-    float *head_gradient;
+    void *head_gradient; /* fp32, or of wide units int64 */
     int32_t *
         last_of; /* [vocabulary]: while chains are made, the token of an id that was last seen, else -1 */
     uint64_t staged_count, released_count; /* micro-batches so far */
@@ -215,12 +216,38 @@ tsr_status tsr_model_await_bias(const tsr_model *model);
 tsr_status tsr_model_clear_counts(const tsr_model *model);
 tsr_status tsr_model_balance(const tsr_model *model);
 
+/* table_gradient.c: the gradient of a table, or of a part of one. What is made of a span goes to `part` and is then added;
+ * after the last one zeros stand for none. */
+typedef struct {
+    void *to;    /* [count] of fp32, or int64 of a wide unit */
+    float *part; /* [count]; is `to` where a micro-batch is one span */
+    uint64_t count;
+    bool begun;
+} tsr_table_gradient;
+
+tsr_table_gradient tsr_model_table_gradient(const tsr_model *model, void *to, uint64_t count);
+tsr_status tsr_model_add_part(const tsr_model *model, tsr_table_gradient *gradient);
+tsr_status tsr_model_end_parts(const tsr_model *model, const tsr_table_gradient *gradient);
+
+/* Of a part that is added (kernels/fixed_point.h). */
+static inline float tsr_model_gradient_limit(const tsr_model *model)
+{
+    return tsr_fixed_limit(TSR_FIXED_SHIFT, model->options.contributions);
+}
+
+/* Rows of `columns` columns of the compute dtype, from a row on. */
+static inline void *tsr_model_rows_at(const tsr_model *model, const void *rows, int64_t first,
+                                      int64_t columns)
+{
+    return (char *)rows + (uint64_t)(first * columns) * tsr_dtype_bytes(model->options.dtype);
+}
+
 /* embed.c: x, the input of the first layer, of a frozen embedding; what a chunk of a trained one has of it; and the chunk's
  * gradient. */
 tsr_status tsr_model_embed_tokens(tsr_model *model, void *x);
 tsr_status tsr_model_embed(tsr_model *model, int chunk, const tsr_unit_view *view, void *x);
 tsr_status tsr_model_embed_backward(tsr_model *model, int chunk, const tsr_unit_view *view,
-                                    float *gradient);
+                                    void *gradient);
 
 /* preference.c: its buffers; of the micro-batch whose nll is known, the loss, and the weight of each label row in the
  * gradient that is in their place; where the head adds the plain loss; whether this rank is the one of those that share the
@@ -236,13 +263,13 @@ tsr_status tsr_model_walk_score(tsr_model *model, const tsr_model_options *optio
                                 tsr_take_buffer *device, void *user);
 tsr_status tsr_model_score(tsr_model *model, int unit, const tsr_unit_view *view);
 tsr_status tsr_model_score_weight(tsr_model *model, int unit, const tsr_unit_view *view,
-                                  float *gradient);
+                                  void *gradient);
 
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer);
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view);
 /* The gradient of a trained chunk, in the order of the last one to the first. */
 tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view *view,
-                                 float *gradient);
+                                 void *gradient);
 tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer);
 
 #endif

@@ -102,10 +102,10 @@ tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *
 {
     preference_state state = {0};
     void *sums = NULL, *words = NULL;
-    TSR_TRY(
-        device(user, &sums, "document sums",
-               "log-probabilities of the micro-batch's documents, and what the loss makes of them",
-               (tsr_array){TSR_F64, (uint64_t)tsr_objective_doubles(options->bounds.documents), 1}));
+    TSR_TRY(device(
+        user, &sums, "document sums",
+        "log-probabilities of the micro-batch's documents, and what the loss makes of them",
+        (tsr_array){TSR_F64, (uint64_t)tsr_objective_doubles(options->bounds.documents), 1}));
     TSR_TRY(walk_rows(&state, options, device, user));
     TSR_TRY(device(user, &words, "preference sums", "of the objective: what is reported of a step",
                    (tsr_array){TSR_I64, 2 * TSR_PREFERENCE_WORDS + 1, 1}));
@@ -135,7 +135,7 @@ static tsr_status copy_labels(const tsr_model *model, char *all, char *own, uint
 {
     const stage *s = tsr_model_current(model);
     for (int i = 0; i < s->span_count; i++) {
-        const head_span *span = &s->span[i];
+        const token_span *span = &s->span[i];
         char *in_all = all + (uint64_t)span->first_of_all * row_bytes;
         char *in_own = own + (uint64_t)span->first_label * row_bytes;
         if (span->label_rows)
@@ -182,14 +182,13 @@ static tsr_status weigh(tsr_model *model)
 {
     const stage *s = tsr_model_current(model);
     int64_t d = (int64_t)model->options.layout->config.hidden_size;
-    uint64_t row_bytes = (uint64_t)d * tsr_dtype_bytes(model->options.dtype);
     for (int i = 0; i < s->span_count; i++) {
-        const head_span *span = &s->span[i];
-        char *rows = model->activations.head.rows;
+        const token_span *span = &s->span[i];
         if (span->label_rows)
             TSR_TRY(model->options.kernels->scale_rows(
                 model->compute,
-                &(tsr_scale_rows_args){.x = rows + (uint64_t)span->first_label * row_bytes,
+                &(tsr_scale_rows_args){.x = tsr_model_rows_at(model, model->activations.head.rows,
+                                                              span->first_label, d),
                                        .weight = model->preference.weight + span->first_of_all,
                                        .rows = span->label_rows,
                                        .d = d,

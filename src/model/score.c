@@ -36,11 +36,10 @@ tsr_status tsr_model_walk_score(tsr_model *model, const tsr_model_options *optio
         TSR_TRY(device(user, &all, "label rows", "of all ranks that share a micro-batch",
                        (tsr_array){TSR_I64, words_of(options, rows), 1}));
     if (model)
-        model->preference =
-            (preference_state){.rewards = rewards,
-                               .all = all,
-                               .words = words,
-                               .unread = (int64_t *)words + TSR_PREFERENCE_WORDS};
+        model->preference = (preference_state){.rewards = rewards,
+                                               .all = all,
+                                               .words = words,
+                                               .unread = (int64_t *)words + TSR_PREFERENCE_WORDS};
     return TSR_OK;
 }
 
@@ -69,33 +68,38 @@ tsr_status tsr_model_score(tsr_model *model, int unit, const tsr_unit_view *view
     if (shared)
         TSR_TRY(gather(model));
     TSR_TRY(model->options.kernels->score(
-        model->compute, &(tsr_score_args){.h = h,
-                                          .w = w,
-                                          .margin = s->view.margin,
-                                          .tie = s->view.desirable,
-                                          .reward = state->rewards,
-                                          .slope = state->rewards + rows,
-                                          .dh = s->batch.train ? h : NULL,
-                                          .dw = s->batch.train ? a->head.score_gradient : NULL,
-                                          .rows = rows,
-                                          .d = (int64_t)layout->config.hidden_size,
-                                          .center = model->options.objective->center,
-                                          .scale = s->batch.share,
-                                          .loss = speaks ? model->sums.loss : tsr_model_loss_word(model),
-                                          .loss_overflow = model->sums.loss_overflow,
-                                          .words = speaks ? state->words : state->unread,
-                                          .dtype = model->options.dtype}));
+        model->compute,
+        &(tsr_score_args){.h = h,
+                          .w = w,
+                          .margin = s->view.margin,
+                          .tie = s->view.desirable,
+                          .reward = state->rewards,
+                          .slope = state->rewards + rows,
+                          .dh = s->batch.train ? h : NULL,
+                          .dw = s->batch.train ? a->head.score_gradient : NULL,
+                          .rows = rows,
+                          .d = (int64_t)layout->config.hidden_size,
+                          .center = model->options.objective->center,
+                          .scale = s->batch.share,
+                          .loss = speaks ? model->sums.loss : tsr_model_loss_word(model),
+                          .loss_overflow = model->sums.loss_overflow,
+                          .words = speaks ? state->words : state->unread,
+                          .dtype = model->options.dtype}));
     return shared && s->batch.train
                ? tsr_model_take_labels(model, a->head.rows, h, row_bytes(&model->options))
                : TSR_OK;
 }
 
 tsr_status tsr_model_score_weight(tsr_model *model, int unit, const tsr_unit_view *view,
-                                  float *gradient)
+                                  void *gradient)
 {
-    uint64_t bytes = model->options.layout->config.hidden_size * sizeof(float);
+    uint64_t d = model->options.layout->config.hidden_size;
     void *to = tsr_model_gradient_at(model, unit, view, gradient, 0);
-    return tsr_model_speaks(model)
-               ? tsr_stream_copy(model->compute, to, model->activations.head.score_gradient, bytes)
-               : tsr_stream_fill(model->compute, to, 0, bytes);
+    tsr_table_gradient g = tsr_model_table_gradient(model, to, d);
+    if (tsr_model_speaks(model)) {
+        TSR_TRY(tsr_stream_copy(model->compute, g.part, model->activations.head.score_gradient,
+                                d * sizeof(float)));
+        TSR_TRY(tsr_model_add_part(model, &g));
+    }
+    return tsr_model_end_parts(model, &g);
 }

@@ -112,26 +112,32 @@ static void look_up(const tsr_model *model, char *out, tsr_frozen table, uint64_
                    (const char *)table.data + (uint64_t)batch->ids[t] * bytes, bytes);
 }
 
-/* The tokens' rows of the trained table, and the chains of those that have one (kernels/table_rows.h), in the tokens'
- * order; how many. */
-static int64_t chain_ids(const tsr_model *model, const stage_view *view,
-                         const tsr_model_batch *batch)
+/* The rows of the trained table that a span's tokens have, and the chains of those that have one (kernels/table_rows.h), in
+ * the tokens' order, whose ids these are. */
+static void chain_ids(token_span *span, const tsr_model *model, const stage_view *view,
+                      const int32_t *id)
 {
     const int32_t *row = model->embedding_row;
-    int32_t *last = model->last_of;
-    int64_t leads = 0;
-    for (int64_t t = batch->tokens - 1; t >= 0; t--) {
-        int32_t id = batch->ids[t];
-        view->ids[t] = row ? row[id] : id;
-        view->next[t] = last[id];
-        last[id] = view->ids[t] < 0 ? -1 : (int32_t)t;
+    int32_t *last = model->last_of, *leads = view->leads + span->first;
+    for (int64_t t = span->tokens - 1; t >= 0; t--) {
+        int32_t of = row ? row[id[t]] : id[t];
+        view->ids[span->first + t] = of;
+        view->next[span->first + t] = last[id[t]];
+        last[id[t]] = of < 0 ? -1 : (int32_t)t;
     }
-    for (int64_t t = 0; t < batch->tokens; t++) {
-        if (last[batch->ids[t]] == t)
-            view->leads[leads++] = (int32_t)t;
-        last[batch->ids[t]] = -1;
+    span->lead_count = 0;
+    for (int64_t t = 0; t < span->tokens; t++) {
+        if (last[id[t]] == t)
+            leads[span->lead_count++] = (int32_t)t;
+        last[id[t]] = -1;
     }
-    return leads;
+}
+
+/* The first token of a span in the whole micro-batch. */
+static int64_t first_of_all(const tsr_model *model, const stage *s, int span)
+{
+    const tsr_spans *spans = &model->options.spans;
+    return tsr_spans_shared(spans) ? tsr_spans_own(spans, span) * spans->rows : s->span[span].first;
 }
 
 /* Labels that are trained tokens are in the chunk behind the vocabulary. */
@@ -185,9 +191,9 @@ static void divide(const tsr_model *model, stage *s, const stage_view *view,
     rows = rows && rows < tokens ? rows : tokens;
     s->span_count = 0;
     for (int64_t first = 0; first < tokens; first += rows) {
-        head_span *span = &s->span[s->span_count++];
+        token_span *span = &s->span[s->span_count++];
         bool last = tokens - first <= rows;
-        *span = (head_span){first, last ? tokens - first : rows, label, 0};
+        *span = (token_span){first, last ? tokens - first : rows, label, 0};
         for (; label < s->batch.label_rows && (last || view->label_row[label] < first + rows);
              label++)
             view->label_row[label] -= (int32_t)first;
@@ -272,7 +278,8 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
         lay_out(&s->view, s->device, &model->options, own.tokens, own.documents, own.label_rows);
         fill(model, &host, batch, &own);
         divide(model, s, &host, batch);
-        s->lead_count = model->last_of ? chain_ids(model, &host, batch) : 0;
+        for (int i = 0; i < s->span_count && model->last_of; i++)
+            chain_ids(&s->span[i], model, &host, batch->ids + first_of_all(model, s, i));
         if (tsr_event_recorded(s->released))
             TSR_TRY(tsr_stream_wait(model->h2d, s->released, tsr_event_recorded(s->released)));
         TSR_TRY(tsr_stream_copy(model->h2d, s->device, s->host, bytes));

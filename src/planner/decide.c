@@ -192,7 +192,7 @@ static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr
     }
     memset(d->saved_bytes, 0, (size_t)layout->layer_count * sizeof *d->saved_bytes);
     set_model(d, inputs, c);
-    for (int i = layout->embedding_count; i < layout->plan_head_unit; i++)
+    for (int i = 0; i < layout->plan_unit_count; i++)
         d->units[i].wide = d->train && tsr_model_tiles(&d->model);
     TSR_TRY(tsr_model_programs(&d->programs, &d->model));
     d->model.programs = d->programs;

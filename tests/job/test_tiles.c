@@ -173,6 +173,22 @@ static void test_int8(void **state)
     run_adapter("LoRA, int8 base", "load_in_4bit: false\nload_in_8bit: true\nlora_r: 4\n", false);
 }
 
+/* As PEFT (test_saved_modules.c); of embedding and head, whose gradients are made span by span too. */
+static void test_tables(void **state)
+{
+    (void)state;
+    run_adapter("whole tables",
+                "lora_r: 4\nlora_target_modules: [v_proj]\n"
+                "modules_to_save: [embed_tokens, lm_head]\n",
+                false);
+    run_adapter("LoRA of tables", "lora_r: 4\nlora_target_modules: [embed_tokens, lm_head]\n",
+                false);
+    run_adapter("rows of tables",
+                "lora_r: 4\nlora_target_modules: [v_proj]\n"
+                "trainable_token_indices: {embed_tokens: [7, 300], lm_head: [5, 300]}\n",
+                false);
+}
+
 static void test_packed(void **state)
 {
     (void)state;
@@ -280,11 +296,11 @@ int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora),          cmocka_unit_test(test_dora),
-        cmocka_unit_test(test_few_modules),   cmocka_unit_test(test_int8),
-        cmocka_unit_test(test_packed),        cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_short),         cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_resume_shared),
+        cmocka_unit_test(test_lora),        cmocka_unit_test(test_dora),
+        cmocka_unit_test(test_few_modules), cmocka_unit_test(test_int8),
+        cmocka_unit_test(test_packed),      cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_tables),      cmocka_unit_test(test_short),
+        cmocka_unit_test(test_resume),      cmocka_unit_test(test_resume_shared),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }
