@@ -23,7 +23,8 @@ enum {
     CHUNKS = 3,
     CHUNK = 80,
     R = 8,
-    MOST = 64
+    MOST = 64,
+    GRADIENTS = CHUNKS * (CHUNK * D + R * D) /* more than the chunks' trainable parts have */
 };
 
 /* Of the largest element; in fp32 a matmul of other rows is rounded elsewhere. Measured: 4e-7. */
@@ -96,7 +97,8 @@ typedef struct {
     int taken_count;
     int64_t loss, correct, entropy;
     int32_t overflow;
-    float gradient[CHUNKS][CHUNK * D + R * D]; /* of the chunks' trainable parts */
+    int64_t gradient[CHUNKS]
+                    [GRADIENTS / CHUNKS]; /* of micro-batches that are not divided, floats */
 } rig;
 
 static tsr_status take(void *user, void **out, const char *name, const char *why, tsr_array array)
@@ -140,7 +142,9 @@ static void lay_out(rig *r)
         int count = c + 1 < CHUNKS ? CHUNK : VOCAB - c * CHUNK,
             parts = r->kind->lora && c == 0 ? 2 : 1;
         r->frozen[c] = (tsr_layout_segment){.dtype = TSR_F32};
-        r->trainable[c][0].dtype = r->trainable[c][1].dtype = TSR_F32;
+        for (int i = 0; i < 2; i++)
+            r->trainable[c][i] = (tsr_layout_segment){
+                .dtype = TSR_F32, .unit = 1 + c, .at = i, .element_count = CHUNK * D};
         r->layer_and_chunks[1 + c] = (tsr_layout_unit){.frozen = &r->frozen[c],
                                                        .trainable = r->trainable[c],
                                                        .frozen_count = 1,
@@ -172,7 +176,10 @@ static rig *make(const head_kind *kind, int64_t tile_rows, int64_t tokens)
                                  .keep = &keep,
                                  .tile_rows = tile_rows,
                                  .train = !kind->evaluates,
-                                 .label_smoothing = kind->smoothing};
+                                 .label_smoothing = kind->smoothing,
+                                 .contributions = SPANS};
+    for (int c = 0; c < CHUNKS; c++)
+        r->unit[1 + c].wide = tsr_model_tiles(&options);
     const tsr_model_sums sums = {.loss = &r->loss,
                                  .loss_overflow = &r->overflow,
                                  .correct = &r->correct,
@@ -222,7 +229,8 @@ static micro_batch batch_of(unsigned spans, unsigned labelled, int step)
 
 typedef struct {
     double nll[TOKENS];
-    float dx[TOKENS * D], gradient[CHUNKS][CHUNK * D + R * D];
+    float dx[TOKENS * D];
+    int64_t gradient[CHUNKS][GRADIENTS / CHUNKS]; /* in fixed point */
     int64_t loss, correct, entropy;
 } outcome;
 
@@ -290,7 +298,13 @@ static outcome compute(rig *r, const micro_batch *m)
     memcpy(out.nll, tsr_model_nll(r->model), (size_t)m->labels * sizeof *out.nll);
     if (train)
         memcpy(out.dx, r->model->activations.dx, (size_t)(m->tokens * D) * sizeof *out.dx);
-    memcpy(out.gradient, r->gradient, sizeof out.gradient);
+    for (int c = 0; c < CHUNKS; c++)
+        if (r->unit[1 + c].wide)
+            memcpy(out.gradient[c], r->gradient[c], sizeof out.gradient[c]);
+        else
+            assert_true(tsr_fixed_from_f32(
+                out.gradient[c], (const float *)(const void *)r->gradient[c], GRADIENTS / CHUNKS,
+                TSR_FIXED_SHIFT, tsr_fixed_limit(TSR_FIXED_SHIFT, 1)));
     out.loss = r->loss;
     out.correct = r->correct;
     out.entropy = r->entropy;
@@ -353,8 +367,10 @@ static void test_near_whole(void **state)
             for (int j = 0; j < m.labels; j++)
                 assert_true(fabs(spans.nll[j] - whole.nll[j]) <= TOLERANCE * (1 + whole.nll[j]));
             assert_near("dx", spans.dx, whole.dx, TOKENS * D);
-            assert_near("the head's gradient", spans.gradient[0], whole.gradient[0],
-                        sizeof whole.gradient / sizeof(float));
+            static float divided[GRADIENTS], undivided[GRADIENTS];
+            tsr_fixed_to_f32(divided, spans.gradient[0], GRADIENTS, TSR_FIXED_SHIFT);
+            tsr_fixed_to_f32(undivided, whole.gradient[0], GRADIENTS, TSR_FIXED_SHIFT);
+            assert_near("the head's gradient", divided, undivided, GRADIENTS);
         }
 }
 
@@ -394,7 +410,9 @@ static void test_whoever_has_a_span(void **state)
             sum.loss += got.loss;
             sum.correct += got.correct;
             sum.entropy += got.entropy;
+            tsr_fixed_add(sum.gradient[0], got.gradient[0], GRADIENTS);
         }
+        assert_memory_equal(sum.gradient, want.gradient, sizeof want.gradient);
         assert_true(sum.loss == want.loss && sum.correct == want.correct &&
                     sum.entropy == want.entropy);
     }
