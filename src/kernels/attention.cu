@@ -236,6 +236,16 @@ uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
     return bytes > own ? bytes : own;
 }
 
+/* cuDNN's backward makes delta of o itself. */
+tsr_attention_sharing tsr_attention_sharing_cuda(const tsr_attention_bounds *bounds)
+{
+    tsr_attention_sharing sharing = {};
+    tsr_sdpa_cut cut;
+    sharing.needs_o =
+        bounds->train && tsr_sdpa_cut_for(&cut, bounds, TSR_SDPA_CAP(bounds)) && !cut.own_bytes;
+    return sharing;
+}
+
 /* Every block of rows of a kernel lies in one span. */
 static tsr_status check_spans(const char *op, const tsr_attention_shape *s)
 {
@@ -275,7 +285,7 @@ tsr_status tsr_attention_backward_cuda(tsr_stream *stream, const tsr_attention_b
     const tsr_sdpa *sdpa = sdpa_of(stream);
     const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &args->shape);
     if (plans)
-        return tsr_sdpa_backward(sdpa, plans, stream, args);
+        return tsr_sdpa_backward(sdpa, plans, stream, args); /* of cuDNN, with o */
     return tsr_attention_wgmma_takes(stream, args)
                ? tsr_attention_backward_wgmma(stream, args, false)
                : tsr_attention_backward_own(stream, args);

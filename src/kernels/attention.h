@@ -18,7 +18,8 @@
  * A micro-batch may be shared by several ranks (spans.h). Each then gives all rows of q, k, v, o, d_o and lse, in the usual
  * layout, and gets results for its own rows alone: o and lse of its queries, dq of its queries, dk and dv of its keys, with
  * the bits of the call that is not shared. Other rows of the results may be written or not. On Hopper cuDNN's backward and
- * its tiles (attention_cudnn.h) compute all rows on each rank.
+ * its tiles (attention_cudnn.h) compute all rows on each rank. All other backwards take delta = <d_o, o> instead of o, which
+ * each rank makes of its own rows (attention_delta) and sends: 4 bytes a token and head.
  *
  * Cost     forward 2 (D + Dv) FLOPs for each visible pair and query head, backward 6 D + 4 Dv; q, k, v, o once.
  */
@@ -64,11 +65,21 @@ typedef struct {
 } tsr_attention_args;
 
 typedef struct {
-    const void *q, *k, *v, *o, *d_o;
+    const void *q, *k, *v, *o, *d_o; /* o: NULL with delta */
     const float *lse;
+    const float *delta; /* [tokens, Hq], as attention_delta gives it; NULL: it is made of o */
     void *dq, *dk, *dv; /* written; none may alias an input */
     tsr_attention_shape shape;
 } tsr_attention_backward_args;
+
+/* out[t, h] = <d_o, o>, with the bits that a backward without delta makes of them. */
+typedef struct {
+    float *out;          /* [tokens, Hq] */
+    const void *o, *d_o; /* [tokens, Hq, Dv] */
+    int64_t tokens;
+    int32_t q_heads, v_dim;
+    tsr_dtype dtype;
+} tsr_attention_delta_args;
 
 /* The largest micro-batch of a run. */
 typedef struct {
@@ -87,6 +98,11 @@ typedef struct {
     int wider;
 } tsr_attention_bounds;
 
+/* How the ranks that share a micro-batch go about it, by its bounds alone. */
+typedef struct {
+    bool needs_o; /* the backward takes no delta */
+} tsr_attention_sharing;
+
 static inline int64_t tsr_attention_own_tokens(const tsr_attention_bounds *bounds)
 {
     return bounds->own_tokens ? bounds->own_tokens : bounds->tokens;
@@ -103,10 +119,13 @@ float tsr_attention_scale(const tsr_attention_shape *shape);
 
 /* What the CPU needs, for both directions. */
 uint64_t tsr_attention_workspace_bytes(const tsr_attention_bounds *bounds);
+tsr_attention_sharing tsr_attention_sharing_of(const tsr_attention_bounds *bounds);
 
 tsr_status tsr_attention_check(const tsr_attention_args *args);
 tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool);
 tsr_status tsr_attention_backward_check(const tsr_attention_backward_args *args);
 tsr_status tsr_attention_backward_ref(const tsr_attention_backward_args *args, tsr_pool *pool);
+tsr_status tsr_attention_delta_check(const tsr_attention_delta_args *args);
+tsr_status tsr_attention_delta_ref(const tsr_attention_delta_args *args, tsr_pool *pool);
 
 #endif

@@ -571,6 +571,8 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
     TSR_TRY(split_workspace(&w, "attention_backward", plans, s->workspace, s->workspace_bytes));
     if (cut->own_bytes)
         return own_backward(stream, a, &w, cut);
+    if (!a->o)
+        return tsr_fail(TSR_EINVAL, "attention_backward: cuDNN's needs o, not delta");
     TSR_TRY(use_stream(sdpa, stream));
     int32_t q_row = s->q_heads * s->head_dim, kv_row = s->kv_heads * s->head_dim;
     int32_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim), v_row = s->kv_heads * v_dim;

@@ -35,10 +35,10 @@
 
 #define ROW_THREADS 256
 
-/* delta = <d_o, o>, and the units of a row of dq for columns of keys up to 1; a warp each. */
+/* delta = <d_o, o>, or as given, [tokens, Hq], and the units of a row of dq for columns of keys up to 1; a warp each. */
 static __global__ void __launch_bounds__(ROW_THREADS)
-    find_units(attention_call c, const void *o, const void *d_o, const unsigned *most, float *delta,
-               float *units)
+    find_units(attention_call c, const void *o, const void *d_o, const float *given,
+               const unsigned *most, float *delta, float *units)
 {
     tsr_kernel_begin();
     int64_t row = (int64_t)blockIdx.x * (ROW_THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
@@ -48,14 +48,15 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         return;
     float product = 0, square = 0;
     for (int x = lane * TSR_VECTOR; x < c.v_dim; x += TSR_WARP * TSR_VECTOR) {
-        float a[TSR_VECTOR], b[TSR_VECTOR];
-        tsr_load8(a, o, row * c.v_dim + x, TSR_BF16);
+        float a[TSR_VECTOR] = {}, b[TSR_VECTOR];
+        if (!given)
+            tsr_load8(a, o, row * c.v_dim + x, TSR_BF16);
         tsr_load8(b, d_o, row * c.v_dim + x, TSR_BF16);
 #pragma unroll
         for (int i = 0; i < TSR_VECTOR; i++)
             product += a[i] * b[i], square += b[i] * b[i];
     }
-    product = tsr_warp_sum(product), square = tsr_warp_sum(square);
+    product = given ? given[row] : tsr_warp_sum(product), square = tsr_warp_sum(square);
     if (lane == 0) {
         int kv_head = head / (c.q_heads / c.kv_heads);
         float v_most = __uint_as_float(most[kv_head * (c.dim + 1) + c.dim]);
@@ -525,7 +526,7 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
     TSR_TRY(tsr_allow_shared(stream, (const void *)gradients, bytes, "attention_backward"));
     TSR_TRY(attention_bound_keys(stream, c, args->k, args->v, most));
     TSR_LAUNCH(find_units, tsr_blocks(stats, ROW_THREADS / TSR_WARP), ROW_THREADS, stream, *c,
-               args->o, args->d_o, most, delta, units);
+               args->o, args->d_o, args->delta, most, delta, units);
     int at_once = (int)(sums / one);
     for (int first = 0; first < c->kv_heads; first += at_once) {
         int heads = at_once < c->kv_heads - first ? at_once : c->kv_heads - first;

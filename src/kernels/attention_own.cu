@@ -9,7 +9,7 @@
  * sees, from one search in cu_seqlens, and so any number of documents, empty ones too, is one launch.
  *
  *     forward      a block is 64 queries of one head; online softmax over tiles of keys
- *     delta        a warp is one token and head: <do, o>
+ *     delta        a warp is one token and head: <do, o>, in the order that all backwards add it up in
  *     dq           a block is 64 queries of one head; the loop is over keys
  *     dk, dv       a block is 64 keys of one key head; the loop is over the heads of its group, then
  *                  queries, in order: no atomics, the same bits on every run
@@ -287,29 +287,50 @@ static __device__ __forceinline__ float weight_of(const attention_call *c, float
     return expf(c->softcap * share - lse);
 }
 
-/* delta[head][token] = <d_o, o>, a warp each. */
-static __global__ void __launch_bounds__(THREADS)
-    delta_rows(attention_call c, const void *o, const void *d_o, float *delta)
+/* <d_o, o> of a token and head, by a warp. */
+static __device__ __forceinline__ float delta_of(const attention_call *call, const void *o,
+                                                 const void *d_o, int token, int head)
 {
-    tsr_kernel_begin();
-    int64_t row = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
-    int token = (int)(row / c.q_heads), head = (int)(row % c.q_heads), used = used_tokens(&c);
-    if (token >= used)
-        return;
+    const attention_call c = *call;
     matrix left = rows_of(o, head, c.q_heads, c.v_dim, c.dtype, c.vectors), right = left;
     right.data = d_o;
     float sum = 0;
     for (int x = threadIdx.x % TSR_WARP * TSR_VECTOR; x < c.v_dim; x += TSR_WARP * TSR_VECTOR) {
         float a[TSR_VECTOR], b[TSR_VECTOR];
-        load_part(a, &left, token, used, x);
-        load_part(b, &right, token, used, x);
+        load_part(a, &left, token, c.tokens, x);
+        load_part(b, &right, token, c.tokens, x);
 #pragma unroll
         for (int j = 0; j < TSR_VECTOR; j++)
             sum += a[j] * b[j];
     }
-    sum = tsr_warp_sum(sum);
+    return tsr_warp_sum(sum);
+}
+
+/* delta[head][token], a warp each; given: [token][head], or NULL. */
+static __global__ void __launch_bounds__(THREADS)
+    delta_rows(attention_call c, const void *o, const void *d_o, const float *given, float *delta)
+{
+    tsr_kernel_begin();
+    int64_t row = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
+    int token = (int)(row / c.q_heads), head = (int)(row % c.q_heads);
+    if (token >= used_tokens(&c))
+        return;
+    float sum = given ? given[row] : delta_of(&c, o, d_o, token, head);
     if (threadIdx.x % TSR_WARP == 0)
         delta[(int64_t)head * c.tokens + token] = sum;
+}
+
+/* out[token][head], a warp each. */
+static __global__ void __launch_bounds__(THREADS)
+    delta_alone(attention_call c, const void *o, const void *d_o, float *out)
+{
+    tsr_kernel_begin();
+    int64_t row = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
+    if (row >= (int64_t)c.tokens * c.q_heads)
+        return;
+    float sum = delta_of(&c, o, d_o, (int)(row / c.q_heads), (int)(row % c.q_heads));
+    if (threadIdx.x % TSR_WARP == 0)
+        out[row] = sum;
 }
 
 static __global__ void __launch_bounds__(THREADS, 2)
@@ -539,12 +560,30 @@ tsr_status tsr_attention_backward_own_as(tsr_stream *stream,
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
     unsigned tiles = tsr_blocks(c.tokens, TILE);
     TSR_LAUNCH(delta_rows, tsr_blocks(s->tokens * s->q_heads, THREADS / TSR_WARP), THREADS, stream,
-               c, args->o, args->d_o, delta);
+               c, args->o, args->d_o, args->delta, delta);
     dim3 queries(tiles, (unsigned)c.q_heads, tsr_blocks(c.dim, COLUMNS));
     dim3 keys(tiles, (unsigned)c.kv_heads, tsr_blocks(widest(s), COLUMNS));
     TSR_LAUNCH(query_gradient, queries, THREADS, stream, c, in, args->dq);
     TSR_LAUNCH(key_gradient, keys, THREADS, stream, c, in, args->dk, args->dv);
     return tsr_launched(op);
+}
+
+tsr_status tsr_attention_delta_cuda(tsr_stream *stream, const tsr_attention_delta_args *args)
+{
+    TSR_TRY(tsr_attention_delta_check(args));
+    int64_t rows = args->tokens * args->q_heads;
+    if (args->tokens > INT32_MAX)
+        return tsr_fail(TSR_EUNSUPPORTED, "attention_delta: %lld tokens in one micro-batch",
+                        (long long)args->tokens);
+    if (rows == 0)
+        return TSR_OK;
+    attention_call c = {};
+    c.tokens = (int)args->tokens, c.q_heads = args->q_heads, c.v_dim = args->v_dim;
+    c.dtype = args->dtype;
+    c.vectors = args->v_dim % TSR_VECTOR == 0 && tsr_vectors(0, args->o, args->d_o);
+    TSR_LAUNCH(delta_alone, tsr_blocks(rows, THREADS / TSR_WARP), THREADS, stream, c, args->o,
+               args->d_o, args->out);
+    return tsr_launched("attention_delta");
 }
 
 static tsr_attention_card card_of(tsr_stream *stream)

@@ -26,6 +26,12 @@ uint64_t tsr_attention_workspace_bytes(const tsr_attention_bounds *bounds)
     return (uint64_t)bounds->tokens * (uint64_t)bounds->q_heads * sizeof(float);
 }
 
+tsr_attention_sharing tsr_attention_sharing_of(const tsr_attention_bounds *bounds)
+{
+    (void)bounds;
+    return (tsr_attention_sharing){.needs_o = false};
+}
+
 float tsr_attention_scale(const tsr_attention_shape *shape)
 {
     return shape->scale != 0 ? shape->scale : 1.0f / sqrtf((float)shape->head_dim);
@@ -60,9 +66,20 @@ tsr_status tsr_attention_check(const tsr_attention_args *args)
 tsr_status tsr_attention_backward_check(const tsr_attention_backward_args *args)
 {
     TSR_TRY(check_shape("attention_backward", &args->shape));
-    TSR_EXPECT(args->shape.tokens == 0 || (args->q && args->k && args->v && args->o && args->d_o &&
-                                           args->lse && args->dq && args->dk && args->dv),
+    TSR_EXPECT(args->shape.tokens == 0 ||
+                   (args->q && args->k && args->v && (args->o || args->delta) && args->d_o &&
+                    args->lse && args->dq && args->dk && args->dv),
                "attention_backward", "a pointer is NULL");
+    return TSR_OK;
+}
+
+tsr_status tsr_attention_delta_check(const tsr_attention_delta_args *args)
+{
+    static const char op[] = "attention_delta";
+    TSR_TRY(tsr_expect_dtype(op, args->dtype));
+    TSR_EXPECT(args->tokens >= 0 && args->q_heads >= 1 && args->v_dim >= 1, op,
+               "tokens, heads or their size are negative or 0");
+    TSR_EXPECT(args->tokens == 0 || (args->out && args->o && args->d_o), op, "a pointer is NULL");
     return TSR_OK;
 }
 
@@ -317,6 +334,37 @@ TSR_CLONES static void delta_rows(float *delta, const float *d_o, const float *o
     }
 }
 
+static void delta_block(void *opaque, int index)
+{
+    const tsr_attention_delta_args *a = opaque;
+    int64_t heads = a->q_heads, dim = a->v_dim, rows = tsr_block_rows(heads * dim);
+    int64_t last = tsr_min(a->tokens, (index + 1) * rows);
+    for (int64_t token = index * rows; token < last; token++)
+        delta_rows(a->out + token * heads, (const float *)a->d_o + token * heads * dim,
+                   (const float *)a->o + token * heads * dim, heads, dim, dim);
+}
+
+tsr_status tsr_attention_delta_ref(const tsr_attention_delta_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_attention_delta_check(args));
+    int64_t rows = tsr_block_rows((int64_t)args->q_heads * args->v_dim);
+    return tsr_run_f32("attention_delta", args->dtype, pool, tsr_block_count(args->tokens, rows),
+                       delta_block, args);
+}
+
+/* delta of a document and head: as it is given, or of o. */
+static void take_delta(float *delta, const tsr_attention_backward_args *args, const float *d_o,
+                       int64_t o, int64_t start, int64_t length, int32_t head)
+{
+    const shape *s = &args->shape;
+    if (!args->delta) {
+        delta_rows(delta, d_o, (const float *)args->o + o, length, v_dim(s), o_width(s));
+        return;
+    }
+    for (int64_t i = 0; i < length; i++)
+        delta[i] = args->delta[(start + i) * s->q_heads + head];
+}
+
 /* Some columns of rows become 0. */
 static void clear_rows(float *x, int64_t rows, int64_t dim, int64_t stride)
 {
@@ -411,7 +459,7 @@ static void backward_task(void *opaque, int index)
         p.lse = args->lse + head * s->tokens + start;
         p.delta = delta;
         clear_rows(p.dq, p.length, dim, qs);
-        delta_rows(delta, p.d_o, (const float *)args->o + o, p.length, wide, os);
+        take_delta(delta, args, p.d_o, o, start, p.length, head);
         backward_head(s, &p, start);
     }
 }

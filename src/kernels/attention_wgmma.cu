@@ -684,7 +684,7 @@ tsr_status tsr_attention_backward_wgmma(tsr_stream *stream, const tsr_attention_
     TSR_TRY(attention_bound_keys(stream, &w.call, a->k, a->v, w.most));
     for (int count = w.kv_count; w.first_kv < s->kv_heads; w.first_kv += count) {
         w.kv_count = s->kv_heads - w.first_kv < count ? s->kv_heads - w.first_kv : count;
-        TSR_TRY(attention_wgmma_begin(stream, &w, a->o, a->d_o, a->lse));
+        TSR_TRY(attention_wgmma_begin(stream, &w, a));
         TSR_LAUNCH_SHARED(kernel, (unsigned)(w.padded / KEYS * w.kv_count), THREADS, BYTES, stream,
                           w, maps, gradients);
         TSR_TRY(tsr_launched(op));

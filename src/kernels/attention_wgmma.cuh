@@ -55,8 +55,8 @@ static __device__ __forceinline__ float attention_wgmma_column_unit(const attent
 }
 
 /* attention_wgmma_ends.cu: before and after each launch. */
-tsr_status attention_wgmma_begin(tsr_stream *stream, const attention_wgmma_work *w, const void *o,
-                                 const void *d_o, const float *lse);
+tsr_status attention_wgmma_begin(tsr_stream *stream, const attention_wgmma_work *w,
+                                 const tsr_attention_backward_args *args);
 tsr_status attention_wgmma_end(tsr_stream *stream, const attention_wgmma_work *w, void *dq);
 
 #endif

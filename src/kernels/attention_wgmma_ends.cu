@@ -23,7 +23,8 @@ static __device__ __forceinline__ float row_sum(float value)
 
 /* Block (x, h): 16 tokens of the launch's query head h. */
 static __global__ void __launch_bounds__(THREADS)
-    begin_rows(attention_wgmma_work w, const void *o, const void *d_o, const float *lse)
+    begin_rows(attention_wgmma_work w, const void *o, const void *d_o, const float *given,
+               const float *lse)
 {
     tsr_kernel_begin();
     const attention_call *c = &w.call;
@@ -33,7 +34,8 @@ static __global__ void __launch_bounds__(THREADS)
     float left[TSR_VECTOR] = {}, right[TSR_VECTOR] = {}, product = 0, square = 0;
     if (valid && lane * TSR_VECTOR < c->v_dim) {
         int64_t at = ((int64_t)token * c->q_heads + head) * c->v_dim + lane * TSR_VECTOR;
-        tsr_load8(left, o, at, TSR_BF16);
+        if (!given)
+            tsr_load8(left, o, at, TSR_BF16);
         tsr_load8(right, d_o, at, TSR_BF16);
     }
 #pragma unroll
@@ -41,7 +43,7 @@ static __global__ void __launch_bounds__(THREADS)
         product += left[i] * right[i];
         square += right[i] * right[i];
     }
-    product = row_sum(product);
+    product = !given ? row_sum(product) : valid ? given[(int64_t)token * c->q_heads + head] : 0;
     square = row_sum(square);
     int64_t sums = ((int64_t)blockIdx.y * w.padded + token) * TSR_WGMMA_DIM + lane * TSR_VECTOR;
     *(uint4 *)(w.sum + sums) = *(uint4 *)(w.sum + sums + 4) = make_uint4(0, 0, 0, 0);
@@ -58,12 +60,12 @@ static __global__ void __launch_bounds__(THREADS)
     w.row_unit[row] = attention_wgmma_unit(bound * MARGIN, 31);
 }
 
-tsr_status attention_wgmma_begin(tsr_stream *stream, const attention_wgmma_work *w, const void *o,
-                                 const void *d_o, const float *lse)
+tsr_status attention_wgmma_begin(tsr_stream *stream, const attention_wgmma_work *w,
+                                 const tsr_attention_backward_args *args)
 {
     dim3 blocks((unsigned)(w->padded / ROWS),
                 (unsigned)(w->kv_count * (w->call.q_heads / w->call.kv_heads)));
-    TSR_LAUNCH(begin_rows, blocks, THREADS, stream, *w, o, d_o, lse);
+    TSR_LAUNCH(begin_rows, blocks, THREADS, stream, *w, args->o, args->d_o, args->delta, args->lse);
     return tsr_launched("attention_backward");
 }
 

@@ -85,6 +85,7 @@
     X(latent_qkv_backward)                                                                         \
     X(attention)                                                                                   \
     X(attention_backward)                                                                          \
+    X(attention_delta)                                                                             \
     X(swiglu)                                                                                      \
     X(swiglu_backward)                                                                             \
     X(layer_inputs)                                                                                \
@@ -171,6 +172,8 @@ typedef struct {
     uint64_t (*head_workspace_bytes)(const tsr_head_bounds *bounds);
     /* Whether the lse of such a call is [tokens, Hq] and not [Hq, tokens]: what ranks that share rows need to know. */
     bool (*attention_lse_by_token)(const tsr_stream *stream, const tsr_attention_shape *shape);
+    /* How they go about it; known without a device. */
+    tsr_attention_sharing (*attention_sharing)(const tsr_attention_bounds *bounds);
     int64_t partial_rows; /* of sums over tokens (types.h); 0: none needed */
     /* At start-up; waits. */
     tsr_status (*prepare)(tsr_device *device, const tsr_prepare_args *args);

@@ -69,6 +69,7 @@ static const tsr_kernels cpu_kernels = {
     .delta_rule_workspace_bytes = tsr_delta_rule_workspace_bytes,
     .head_workspace_bytes = tsr_head_workspace_bytes,
     .attention_lse_by_token = is_by_head,
+    .attention_sharing = tsr_attention_sharing_of,
     .prepare = prepare_nothing,
     .turn = turn_nothing,
 };

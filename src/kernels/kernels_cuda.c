@@ -75,6 +75,7 @@ static const tsr_kernels cuda_kernels = {
     .delta_rule_workspace_bytes = tsr_delta_rule_workspace_bytes_cuda,
     .head_workspace_bytes = tsr_head_workspace_bytes_cuda,
     .attention_lse_by_token = tsr_attention_lse_by_token_cuda,
+    .attention_sharing = tsr_attention_sharing_cuda,
     .partial_rows = TSR_CUDA_PARTIAL_ROWS,
     .prepare = prepare,
     .turn = turn,

@@ -24,6 +24,7 @@ TSR_KERNEL_OPS(TSR_KERNEL_CUDA)
 
 uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds);
 bool tsr_attention_lse_by_token_cuda(const tsr_stream *stream, const tsr_attention_shape *shape);
+tsr_attention_sharing tsr_attention_sharing_cuda(const tsr_attention_bounds *bounds);
 uint64_t tsr_delta_rule_workspace_bytes_cuda(const tsr_delta_rule_bounds *bounds);
 uint64_t tsr_head_workspace_bytes_cuda(const tsr_head_bounds *bounds);
 

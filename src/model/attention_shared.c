@@ -2,9 +2,13 @@
 
 #include "base/checked.h"
 
-enum { Q, K, V, O, D_O, D_Q, D_K, D_V, LSE, PACKED, VALUES };
+/* In this order, those that are sent first. */
+enum { Q, K, V, D_O, DELTA, O, D_Q, D_K, D_V, LSE, PACKED, VALUES };
 
-#define FORWARD_VALUES 4 /* q, k, v, o; and lse */
+static bool in_forward(int value)
+{
+    return value <= V || value == O || value == LSE;
+}
 
 /* All rows of each value; lse: [Hq, tokens], and packed the same span by span. */
 typedef struct {
@@ -12,8 +16,8 @@ typedef struct {
     uint64_t bytes;
 } all_rows;
 
-/* In this order from `base` on. A forward has no gradients. */
-static all_rows lay_out(char *base, const tsr_attention_shape *s, bool train)
+/* From `base` on. */
+static all_rows lay_out(char *base, const tsr_attention_shape *s, bool train, bool needs_o)
 {
     const int64_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim);
     const uint64_t element = tsr_dtype_bytes(s->dtype);
@@ -22,10 +26,11 @@ static all_rows lay_out(char *base, const tsr_attention_shape *s, bool train)
     const uint64_t v = (uint64_t)(s->kv_heads * v_dim) * element;
     const uint64_t o = (uint64_t)(s->q_heads * v_dim) * element;
     const uint64_t lse = (uint64_t)s->q_heads * sizeof(float);
-    const uint64_t row[VALUES] = {q, k, v, o, o, q, k, v, lse, lse};
+    const uint64_t row[VALUES] = {q, k, v, o, lse, o, q, k, v, lse, lse};
+    const int unused = needs_o ? DELTA : O; /* by the backward */
     all_rows out = {0};
     for (int i = 0; i < VALUES; i++) {
-        if (!train && ((i >= FORWARD_VALUES && i < LSE) || i == PACKED))
+        if (train ? i == unused : !in_forward(i))
             continue;
         out.value[i] = (tsr_context_rows){base ? base + out.bytes : NULL, row[i]};
         out.bytes += tsr_align_up((uint64_t)s->tokens * row[i], TSR_ALIGNMENT);
@@ -33,21 +38,24 @@ static all_rows lay_out(char *base, const tsr_attention_shape *s, bool train)
     return out;
 }
 
-uint64_t tsr_attention_shared_bytes(const tsr_attention_bounds *bounds)
+/* Room for both directions: a forward's rows are no more than a backward's. */
+uint64_t tsr_attention_shared_bytes(const tsr_kernels *kernels, const tsr_attention_bounds *bounds)
 {
+    if (!tsr_spans_shared(&bounds->spans))
+        return 0;
     const tsr_attention_shape shape = {.tokens = bounds->tokens,
                                        .q_heads = bounds->q_heads,
                                        .kv_heads = bounds->kv_heads,
                                        .head_dim = bounds->head_dim,
                                        .v_dim = bounds->v_dim,
                                        .dtype = bounds->dtype};
-    return tsr_spans_shared(&bounds->spans) ? lay_out(NULL, &shape, bounds->train).bytes : 0;
+    return lay_out(NULL, &shape, bounds->train, kernels->attention_sharing(bounds).needs_o).bytes;
 }
 
 /* In front of the kernels' workspace. */
-static all_rows take_rows(tsr_attention_shape *shape, bool train)
+static all_rows take_rows(tsr_attention_shape *shape, bool train, bool needs_o)
 {
-    all_rows rows = lay_out(shape->workspace, shape, train);
+    all_rows rows = lay_out(shape->workspace, shape, train, needs_o);
     shape->workspace = (char *)shape->workspace + rows.bytes;
     shape->workspace_bytes -= rows.bytes;
     return rows;
@@ -103,12 +111,14 @@ static tsr_status move_lse(const tsr_pass *pass, const tsr_attention_shape *s, f
 
 /* ---- both directions ---- */
 
-tsr_status tsr_attention_shared(const tsr_pass *pass, const tsr_attention_args *args)
+tsr_status tsr_attention_shared(const tsr_pass *pass, const tsr_node *node,
+                                const tsr_attention_args *args)
 {
+    (void)node;
     tsr_context *context = pass->batch->shared;
     tsr_attention_args whole = *args;
     int64_t tokens = args->shape.tokens;
-    all_rows all = take_rows(&whole.shape, false);
+    all_rows all = take_rows(&whole.shape, false, true);
     const void *own[] = {args->q, args->k, args->v};
     for (int i = Q; i <= V; i++)
         TSR_TRY(tsr_context_place(context, &all.value[i], own[i], tokens));
@@ -125,16 +135,40 @@ tsr_status tsr_attention_shared(const tsr_pass *pass, const tsr_attention_args *
                : move_lse(pass, &args->shape, args->lse, &all, OWN_OUT_OF_ALL);
 }
 
+/* Of own rows, where a result will lie. */
+static tsr_status make_delta(const tsr_pass *pass, void **out,
+                             const tsr_attention_backward_args *args, const all_rows *all)
+{
+    const tsr_linear_context *context = pass->context;
+    const tsr_attention_shape *s = &args->shape;
+    *out = all->value[D_Q].all;
+    return context->kernels->attention_delta(
+        context->stream,
+        &(tsr_attention_delta_args){.out = *out,
+                                    .o = args->o,
+                                    .d_o = args->d_o,
+                                    .tokens = pass->batch->tokens,
+                                    .q_heads = s->q_heads,
+                                    .v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim),
+                                    .dtype = s->dtype});
+}
+
 /* shape: as the kernels are given it. */
 static tsr_status gather_for_backward(const tsr_pass *pass, const tsr_attention_shape *shape,
                                       const tsr_attention_backward_args *args, const all_rows *all)
 {
     tsr_context *context = pass->batch->shared;
     int64_t tokens = args->shape.tokens;
-    const void *own[] = {args->q, args->k, args->v, args->o, args->d_o};
-    for (int i = Q; i <= D_O; i++)
-        TSR_TRY(tsr_context_place(context, &all->value[i], own[i], tokens));
+    const int last = all->value[O].all ? O : DELTA;
+    void *delta = NULL;
+    if (!all->value[O].all)
+        TSR_TRY(make_delta(pass, &delta, args, all));
+    const void *own[] = {args->q, args->k, args->v, args->d_o, delta, args->o};
+    for (int i = Q; i <= last; i++)
+        if (all->value[i].all)
+            TSR_TRY(tsr_context_place(context, &all->value[i], own[i], tokens));
     TSR_TRY(tsr_context_gather(context, &all->value[Q], D_O + 1, tokens));
+    TSR_TRY(tsr_context_gather(context, &all->value[last], 1, tokens));
     if (is_by_token(pass, shape)) {
         TSR_TRY(tsr_context_place(context, &all->value[LSE], args->lse, tokens));
         return tsr_context_gather(context, &all->value[LSE], 1, tokens);
@@ -144,17 +178,20 @@ static tsr_status gather_for_backward(const tsr_pass *pass, const tsr_attention_
     return move_lse(pass, shape, NULL, all, PACKED_INTO_ALL);
 }
 
-tsr_status tsr_attention_shared_backward(const tsr_pass *pass,
+tsr_status tsr_attention_shared_backward(const tsr_pass *pass, const tsr_node *node,
                                          const tsr_attention_backward_args *args)
 {
+    const tsr_attention_bounds bounds = tsr_attention_bounds_of(node, pass->batch->attention);
     tsr_attention_backward_args whole = *args;
-    all_rows all = take_rows(&whole.shape, true);
+    bool needs_o = pass->context->kernels->attention_sharing(&bounds).needs_o;
+    all_rows all = take_rows(&whole.shape, true, needs_o);
     TSR_TRY(gather_for_backward(pass, &whole.shape, args, &all));
     whole.shape.sum = (tsr_attention_sum){tsr_context_sum_narrow, pass->batch->shared};
     whole.q = all.value[Q].all;
     whole.k = all.value[K].all;
     whole.v = all.value[V].all;
     whole.o = all.value[O].all;
+    whole.delta = all.value[DELTA].all;
     whole.d_o = all.value[D_O].all;
     whole.lse = all.value[LSE].all;
     whole.dq = all.value[D_Q].all;

@@ -501,6 +501,7 @@ const void *tsr_model_layer_input(const tsr_model *model, int layer)
 static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
 {
     const stage *s = tsr_model_current(model);
+    tsr_activation_options options = tsr_model_activation(&model->options);
     return (tsr_layer_batch){.layer = unit,
                              .correction = tsr_model_correction(model, unit),
                              .aux = s->batch.aux_weight > 0 ? model->routers.aux : NULL,
@@ -510,6 +511,7 @@ static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
                              .all_tokens = s->all_tokens,
                              .shared = tsr_model_is_shared(model) ? model->shared : NULL,
                              .gradient_limit = tsr_model_gradient_limit(model),
+                             .attention = tsr_activation_attention(&options),
                              .positions = s->view.positions,
                              .cu_seqlens = s->view.cu_seqlens,
                              .documents = (int32_t)s->batch.documents};

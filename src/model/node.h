@@ -110,11 +110,12 @@ typedef struct {
  * it. Documents are those of the whole micro-batch. */
 typedef struct {
     int64_t tokens;
-    int64_t all_tokens;        /* of all ranks that share it; 0: tokens */
-    tsr_context *shared;       /* NULL: no other rank has rows of it */
-    float gradient_limit;      /* of a tile's gradients (kernels/fixed_point.h) */
-    const int32_t *positions;  /* [tokens], in their documents */
-    const int32_t *cu_seqlens; /* [documents + 1] */
+    int64_t all_tokens;             /* of all ranks that share it; 0: tokens */
+    tsr_context *shared;            /* NULL: no other rank has rows of it */
+    tsr_attention_bounds attention; /* of the run, without heads */
+    float gradient_limit;           /* of a tile's gradients (kernels/fixed_point.h) */
+    const int32_t *positions;       /* [tokens], in their documents */
+    const int32_t *cu_seqlens;      /* [documents + 1] */
     int32_t documents;
     int layer;                       /* that is at work */
     const tsr_router_counts *counts; /* of this layer's router, in a forward; NULL: not wanted */

@@ -46,7 +46,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                      .o = p->value[node->out[TSR_ATTENTION_O]],
                                      .lse = p->value[node->out[TSR_ATTENTION_LSE]],
                                      .shape = shape_of(p, node, 0)};
-    return p->batch->shared ? tsr_attention_shared(p, &args)
+    return p->batch->shared ? tsr_attention_shared(p, node, &args)
                             : p->context->kernels->attention(p->context->stream, &args);
 }
 
@@ -103,7 +103,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
         d[i] = step->adds & 1u << i ? (char *)p->workspace + (uint64_t)(i - 1) * extra
                                     : p->gradient[node->in[i]];
     tsr_attention_backward_args args = backward_args(p, node, d, 2 * extra);
-    TSR_TRY(p->batch->shared ? tsr_attention_shared_backward(p, &args)
+    TSR_TRY(p->batch->shared ? tsr_attention_shared_backward(p, node, &args)
                              : p->context->kernels->attention_backward(p->context->stream, &args));
     for (int i = 1; i < 3; i++)
         if (step->adds & 1u << i)
@@ -140,7 +140,7 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
         extra_bytes(&node->spec.attention, tsr_attention_own_tokens(&bounds), bounds.dtype);
     bounds = tsr_attention_bounds_of(node, bounds);
     return kernels->attention_workspace_bytes(&bounds) + (bounds.train ? 2 * extra : 0) +
-           tsr_attention_shared_bytes(&bounds);
+           tsr_attention_shared_bytes(kernels, &bounds);
 }
 
 /* Of columns in each token: what all ranks give is sent span by span, `values` of them, each to all others; what only passes

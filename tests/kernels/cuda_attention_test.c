@@ -288,7 +288,8 @@ static void run_shared(const problem *p, const operands *x, const operands *whol
     uint64_t size = tsr_dtype_bytes(p->dtype);
     tsr_attention_args forward_args = forward_of(p->c, x);
     tsr_attention_backward_args backward_args = backward_of(p->c, x);
-    backward_args.o = whole->o, backward_args.lse = whole->lse;
+    backward_args.o = x->delta ? NULL : whole->o, backward_args.delta = x->delta;
+    backward_args.lse = whole->lse;
     RUN(tsr_stream_fill(rig.stream, x->o, 0xff, (uint64_t)p->o_count * size));
     RUN(tsr_stream_fill(rig.stream, x->lse, 0xff, (uint64_t)p->lse_count * sizeof(float)));
     RUN(tsr_stream_fill(rig.stream, x->dq, 0xff, (uint64_t)p->q_count * size));
@@ -310,11 +311,26 @@ void check_shared(const problem *p, const operands *whole, forward_function *for
     expect_own_rows(p, &spans, &x, whole);
 }
 
+static const float *delta_of(const problem *p, const void *o)
+{
+    float *out = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof *out);
+    tsr_attention_delta_args args = {.out = out,
+                                     .o = o,
+                                     .d_o = p->dev_d_o,
+                                     .tokens = p->c->tokens,
+                                     .q_heads = p->c->q_heads,
+                                     .v_dim = (int32_t)values_of(p->c),
+                                     .dtype = p->dtype};
+    RUN(rig.kernels->attention_delta(rig.stream, &args));
+    return out;
+}
+
 void check_ranks(const problem *p, const operands *whole, forward_function *forward,
                  backward_function *backward, int ranks)
 {
     adder sum = {0};
     operands x = new_operands(p, whole->workspace, whole->workspace_bytes);
+    x.delta = delta_of(p, whole->o);
     for (int turn = 0; turn < 3 * ranks; turn++) {
         x.spans = (tsr_spans){TSR_SPAN_STEP, ranks, turn % ranks};
         if (turn >= ranks)

@@ -50,6 +50,7 @@ typedef struct {
     tsr_frozen sinks;
     tsr_spans spans;
     tsr_attention_sum sum;
+    const float *delta; /* what a shared backward gets instead of o; NULL: o */
 } operands;
 
 typedef tsr_status forward_function(tsr_stream *, const tsr_attention_args *);
@@ -74,8 +75,8 @@ void compare(const problem *p, const operands *first, const operands *second, bo
 void check_shared(const problem *p, const operands *whole, forward_function *forward,
                   backward_function *backward, tsr_spans spans);
 
-/* Spans of TSR_SPAN_STEP dealt to so many ranks: own rows of each have the same bits, with dq from all keys and with its
- * sums added up over the ranks. */
+/* Spans of TSR_SPAN_STEP dealt to so many ranks: own rows of each have the same bits, with delta instead of o, with dq from
+ * all keys and with its sums added up over the ranks. */
 void check_ranks(const problem *p, const operands *whole, forward_function *forward,
                  backward_function *backward, int ranks);
 

@@ -222,16 +222,16 @@ static void make_fixture(fixture *f, const attention_case *c)
                                  .sinks = {f->sinks, TSR_F32},
                                  .softcap = c->softcap};
     f->run.forward = (tsr_attention_args){f->q, f->k, f->v, f->out, f->out + f->o_count, shape};
-    f->run.backward = (tsr_attention_backward_args){f->q,
-                                                    f->k,
-                                                    f->v,
-                                                    f->out,
-                                                    f->d_o,
-                                                    f->out + f->o_count,
-                                                    f->gradient,
-                                                    f->gradient + f->q_count,
-                                                    f->gradient + f->q_count + f->k_count,
-                                                    shape};
+    f->run.backward = (tsr_attention_backward_args){.q = f->q,
+                                                    .k = f->k,
+                                                    .v = f->v,
+                                                    .o = f->out,
+                                                    .d_o = f->d_o,
+                                                    .lse = f->out + f->o_count,
+                                                    .dq = f->gradient,
+                                                    .dk = f->gradient + f->q_count,
+                                                    .dv = f->gradient + f->q_count + f->k_count,
+                                                    .shape = shape};
     f->exact = (attention64){c,
                              new_doubles(f->q, f->q_count),
                              new_doubles(f->k, f->k_count),

@@ -34,9 +34,9 @@ typedef struct {
     float *q, *k, *v, *d_o, *sinks;
 } problem;
 
-/* What a run gives; all of NaN before. */
+/* What a run gives; all of NaN before. delta: of o, NULL until it is asked for. */
 typedef struct {
-    float *o, *lse, *dq, *dk, *dv;
+    float *o, *lse, *delta, *dq, *dk, *dv;
 } results;
 
 /* Uniform in [0, below). */
@@ -96,15 +96,35 @@ static results new_results(const tsr_attention_shape *s)
 
 static void free_results(results *r)
 {
-    free(r->o), free(r->lse), free(r->dq), free(r->dk), free(r->dv);
+    free(r->o), free(r->lse), free(r->delta), free(r->dq), free(r->dk), free(r->dv);
 }
 
-/* Both directions; the backward reads o and lse of `whole`, where every row is. Returns how many matmuls they took. */
+static void make_delta(const problem *p, results *r)
+{
+    const tsr_attention_shape *s = &p->shape;
+    r->delta = new_unwritten(s->tokens * s->q_heads);
+    assert_int_equal(
+        tsr_attention_delta_ref(&(tsr_attention_delta_args){r->delta, r->o, p->d_o, s->tokens,
+                                                            s->q_heads, s->v_dim, TSR_F32},
+                                test_pool(1)),
+        TSR_OK);
+}
+
+/* Both directions; the backward reads o, or delta, and lse of `whole`, where every row is. Returns how many matmuls they took. */
 static int64_t run(const problem *p, tsr_spans spans, const results *r, const results *whole)
 {
     tsr_attention_args forward = {p->q, p->k, p->v, r->o, r->lse, p->shape};
-    tsr_attention_backward_args backward = {p->q,       p->k,  p->v,  whole->o, p->d_o,
-                                            whole->lse, r->dq, r->dk, r->dv,    p->shape};
+    tsr_attention_backward_args backward = {.q = p->q,
+                                            .k = p->k,
+                                            .v = p->v,
+                                            .o = whole->delta ? NULL : whole->o,
+                                            .d_o = p->d_o,
+                                            .lse = whole->lse,
+                                            .delta = whole->delta,
+                                            .dq = r->dq,
+                                            .dk = r->dk,
+                                            .dv = r->dv,
+                                            .shape = p->shape};
     forward.shape.spans = backward.shape.spans = spans;
     matmuls = 0;
     assert_int_equal(tsr_attention_ref(&forward, test_pool(1)), TSR_OK);
@@ -184,6 +204,7 @@ static void own_rows_have_the_bits_of_the_whole(void **state)
         results whole = new_results(&p.shape), part;
         tsr_spans spans = {0};
         assert_int_equal(run(&p, spans, &whole, &whole), needed(&p, &spans));
+        make_delta(&p, &whole);
         spans.rows = 1 + draw(&stream, draw(&stream, 2) ? 40 : 300);
         spans.ranks = 1 + i % MAX_RANKS;
         for (; spans.rank < spans.ranks; spans.rank++) {
