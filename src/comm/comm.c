@@ -391,6 +391,23 @@ tsr_status tsr_comm_broadcast(tsr_comm *comm, tsr_stream *stream, void *data, ui
     return enqueue(&work, stream);
 }
 
+tsr_status tsr_comm_group_begin(tsr_comm *comm, tsr_stream *stream)
+{
+    if (!comm->ops->group_begin)
+        return TSR_OK;
+    tsr_comm_call call = {NULL, TSR_COMM_BROADCAST, 0, stream};
+    TSR_TRY(begin(&call.device, comm, stream));
+    return enqueued(comm, call.device, comm->ops->group_begin(comm, &call));
+}
+
+tsr_status tsr_comm_group_end(tsr_comm *comm, tsr_stream *stream)
+{
+    if (!comm->ops->group_end)
+        return TSR_OK;
+    tsr_comm_call call = {tsr_stream_device(stream), TSR_COMM_BROADCAST, 0, stream};
+    return enqueued(comm, call.device, comm->ops->group_end(comm, &call));
+}
+
 tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_stream *stream)
 {
     struct collective work = {.kind = TSR_COMM_BARRIER, .comm = comm};

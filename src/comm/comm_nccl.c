@@ -217,12 +217,38 @@ static tsr_status nccl_broadcast(tsr_comm *comm, const tsr_comm_call *call, void
                                  uint64_t bytes, int root)
 {
     tsr_nccl *n = comm->backend;
-    if (is_alone(comm) || bytes == 0)
+    bool grouped = n->grouped;
+    if (is_alone(comm) || bytes == 0 || (grouped && !is_fine(n->group_result)))
+        return TSR_OK;
+    if (!grouped)
+        TSR_TRY(begin(n, call));
+    ncclResult_t result = tsr_nccl_lib.Broadcast(data, data, bytes, ncclInt8, root, n->nccl,
+                                                 tsr_stream_cuda(call->stream));
+    if (!grouped)
+        return end(n, call, result);
+    n->group_result = result;
+    return TSR_OK;
+}
+
+/* NCCL makes one launch of a group, in which ranks send and receive at the same time. */
+static tsr_status nccl_group_begin(tsr_comm *comm, const tsr_comm_call *call)
+{
+    tsr_nccl *n = comm->backend;
+    if (is_alone(comm))
         return TSR_OK;
     TSR_TRY(begin(n, call));
-    return end(n, call,
-               tsr_nccl_lib.Broadcast(data, data, bytes, ncclInt8, root, n->nccl,
-                                      tsr_stream_cuda(call->stream)));
+    n->grouped = true;
+    n->group_result = ncclSuccess;
+    return TSR_OK;
+}
+
+static tsr_status nccl_group_end(tsr_comm *comm, const tsr_comm_call *call)
+{
+    tsr_nccl *n = comm->backend;
+    if (!n->grouped)
+        return TSR_OK;
+    n->grouped = false;
+    return end(n, call, (ncclResult_t)n->group_result);
 }
 
 static tsr_status nccl_barrier(tsr_comm *comm, const tsr_comm_call *call)
@@ -296,6 +322,8 @@ static const tsr_comm_ops nccl_ops = {
     .all_reduce = nccl_all_reduce,
     .broadcast = nccl_broadcast,
     .barrier = nccl_barrier,
+    .group_begin = nccl_group_begin,
+    .group_end = nccl_group_end,
     .expose = tsr_nccl_expose,
     .pull = tsr_nccl_pull,
     .close = nccl_close,
@@ -380,6 +408,17 @@ static tsr_status connect(tsr_nccl *n)
     return status;
 }
 
+/* A word of each rank, in a group. */
+static tsr_status broadcast_words(tsr_nccl *n, const tsr_comm_call *call)
+{
+    TSR_TRY(nccl_group_begin(n->comm, call));
+    tsr_status status = TSR_OK;
+    for (int root = 0; root < n->comm->size && status == TSR_OK; root++)
+        status = nccl_broadcast(n->comm, call, n->scratch + 2 + root, sizeof *n->scratch, root);
+    tsr_status ended = nccl_group_end(n->comm, call);
+    return status < 0 ? status : ended;
+}
+
 /* One collective of each kind: what NCCL makes with the first is made here, its memory too, and a
  * link that does not work is found here. */
 static tsr_status warm_up(tsr_nccl *n)
@@ -397,7 +436,7 @@ static tsr_status warm_up(tsr_nccl *n)
     if (status == TSR_OK)
         status = nccl_exchange(n->comm, &call, &pieces, 1);
     if (status == TSR_OK)
-        status = nccl_broadcast(n->comm, &call, word + 2, size * sizeof *word, 0);
+        status = broadcast_words(n, &call);
     if (status == TSR_OK)
         status = tsr_stream_synchronize(stream);
     tsr_stream_destroy(stream);

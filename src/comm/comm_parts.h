@@ -52,6 +52,9 @@ typedef struct {
     tsr_status (*broadcast)(tsr_comm *comm, const tsr_comm_call *call, void *data, uint64_t bytes,
                             int root);
     tsr_status (*barrier)(tsr_comm *comm, const tsr_comm_call *call);
+    /* Around broadcasts that may run together; both NULL where they cannot. */
+    tsr_status (*group_begin)(tsr_comm *comm, const tsr_comm_call *call);
+    tsr_status (*group_end)(tsr_comm *comm, const tsr_comm_call *call);
     /* tsr_comm_expose, tsr_comm_pull. NULL where the hosts' memory is all there is: nothing to do,
      * and an all-gather. */
     tsr_status (*expose)(tsr_comm *comm, tsr_stream *host_stream, void *base, uint64_t bytes);

@@ -46,6 +46,8 @@ struct tsr_nccl {
     tsr_nccl_card *cards;     /* [size] */
     struct ncclComm *nccl;    /* NULL: one rank, or given up */
     int64_t *scratch;         /* device memory; the first word is the barrier's */
+    bool grouped;             /* between the begin and the end of a group: the lock is held */
+    int group_result;         /* ncclResult_t of its calls: the first that failed */
     bool threads;             /* two ranks are one process; the same on all ranks */
     bool without_nccl;        /* see tsr_nccl_options */
     bool meets_in_process;    /* likewise */

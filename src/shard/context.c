@@ -85,14 +85,19 @@ tsr_status tsr_context_take(tsr_context *context, void *own, const tsr_context_r
     return copy_own(context, rows, own, tokens, true);
 }
 
+/* The rows of a value from each rank, a broadcast each. */
 static tsr_status send(tsr_context *context, const tsr_context_rows *rows, int64_t tokens)
 {
     const tsr_spans *spans = &context->spans;
-    for (int64_t first = 0; first < tokens; first += spans->rows)
+    for (int64_t span = 0, next; span * spans->rows < tokens; span = next) {
+        int32_t owner = tsr_span_owner(spans, span);
+        next = span + 1 + (tsr_span_owner(spans, span + 1) == owner); /* where the deal turns */
+        int64_t first = span * spans->rows, end = next * spans->rows;
+        uint64_t count = (uint64_t)((end < tokens ? end : tokens) - first);
         TSR_TRY(tsr_comm_broadcast(context->comm, context->collectives,
                                    row_at(rows->all, first, rows->row_bytes),
-                                   span_bytes(spans, first, tokens, rows->row_bytes),
-                                   tsr_span_owner(spans, first / spans->rows)));
+                                   count * rows->row_bytes, owner));
+    }
     return TSR_OK;
 }
 
@@ -107,8 +112,13 @@ tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows
                               int64_t tokens)
 {
     TSR_TRY(follow(context->collectives, context->placed, context->compute));
-    for (int i = 0; i < count; i++)
-        TSR_TRY(send(context, &rows[i], tokens));
+    TSR_TRY(tsr_comm_group_begin(context->comm, context->collectives));
+    tsr_status status = TSR_OK;
+    for (int i = 0; i < count && status == TSR_OK; i++)
+        status = send(context, &rows[i], tokens);
+    tsr_status ended = tsr_comm_group_end(context->comm, context->collectives);
+    TSR_TRY(status);
+    TSR_TRY(ended);
     return follow(context->compute, context->arrived, context->collectives);
 }
 

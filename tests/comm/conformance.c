@@ -54,6 +54,7 @@ const tsr_case tsr_conformance[] = {
     {"exposed_changes", tsr_case_exposed_changes, 1, .exposes = true},
     {"all_reduce", tsr_case_all_reduce, 1},
     {"broadcast", tsr_case_broadcast, 1},
+    {"group", tsr_case_group, 1},
     {"barrier", tsr_case_barrier, 1},
     {"pipeline", tsr_case_pipeline, 1},
     {"share", tsr_case_share, 1, .host_only = true},

@@ -342,6 +342,37 @@ void tsr_case_broadcast(tsr_case_rank *me)
     CHECK(tsr_comm_broadcast(me->comm, me->stream, NULL, 0, -1) == TSR_EINVAL);
 }
 
+/* Each rank has pieces of its own in every second place, one of them of no bytes, and all have all after one group; with
+ * what comes before and after. */
+void tsr_case_group(tsr_case_rank *me)
+{
+    int pieces = 2 * me->size;
+    int64_t *sum = tsr_case_word(me, me->rank);
+    for (int round = 0; round < 3; round++) {
+        uint64_t each = round == 0 ? 1 : 777 * (uint64_t)round, bytes = each * (uint64_t)pieces;
+        unsigned char *data = allocate(me, bytes);
+        memset(data, 0xee, bytes);
+        for (uint64_t i = 0; i < bytes; i++)
+            if ((int)(i / each) % me->size == me->rank)
+                data[i] = byte_of(me->rank, round, i);
+        unsigned char *device = new_from(me, data, bytes);
+        OK(tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_MAX));
+        OK(tsr_comm_group_begin(me->comm, me->stream));
+        for (int p = 0; p < pieces; p++)
+            OK(tsr_comm_broadcast(me->comm, me->stream, device + (uint64_t)p * each, each,
+                                  p % me->size));
+        OK(tsr_comm_broadcast(me->comm, me->stream, device, 0, 0));
+        OK(tsr_comm_group_end(me->comm, me->stream));
+        OK(tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_MAX));
+        tsr_case_wait(me);
+        data = read_back(me, device, bytes);
+        for (uint64_t i = 0; i < bytes; i++)
+            CHECK(data[i] == byte_of((int)(i / each) % me->size, round, i));
+        free(data);
+    }
+    CHECK(word_of(me, sum) == me->size - 1);
+}
+
 /* Nobody leaves a barrier before the slowest has come. */
 void tsr_case_barrier(tsr_case_rank *me)
 {

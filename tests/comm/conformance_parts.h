@@ -20,6 +20,7 @@ void tsr_case_exchange(tsr_case_rank *me);
 void tsr_case_exposed_changes(tsr_case_rank *me);
 void tsr_case_all_reduce(tsr_case_rank *me);
 void tsr_case_broadcast(tsr_case_rank *me);
+void tsr_case_group(tsr_case_rank *me);
 void tsr_case_barrier(tsr_case_rank *me);
 void tsr_case_pipeline(tsr_case_rank *me);
 void tsr_case_share(tsr_case_rank *me);
