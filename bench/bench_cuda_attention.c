@@ -371,9 +371,12 @@ static void run_own(void)
 
 #define SPAN 8192 /* context_span */
 
-static tsr_status add_nothing(void *user, tsr_stream *on, int32_t *values, uint64_t count)
+static tsr_status add_nothing(void *user, tsr_stream *on, int32_t *values, uint64_t count,
+                              tsr_stream **rest)
 {
-    (void)user, (void)on, (void)values, (void)count;
+    (void)user, (void)values, (void)count;
+    if (rest)
+        *rest = on;
     return TSR_OK;
 }
 

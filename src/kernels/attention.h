@@ -29,9 +29,12 @@
 #include "kernels/spans.h"
 #include "kernels/types.h"
 
-/* Adds an int32 array up over the ranks that share a micro-batch, in place, on the stream: exactly, and so in any order. */
+/* Adds an int32 array up over the ranks that share a micro-batch, in place: exactly, and so in any order. It comes after what
+ * `stream` has. With `rest`, *rest is where the call goes on: `stream`, or another one, so that `stream` is free for other
+ * calls; dq is then complete there, and the workspace in use until then. Without, `stream` waits. */
 typedef struct {
-    tsr_status (*add)(void *user, tsr_stream *stream, int32_t *values, uint64_t count);
+    tsr_status (*add)(void *user, tsr_stream *stream, int32_t *values, uint64_t count,
+                      tsr_stream **rest);
     void *user;
 } tsr_attention_sum;
 
@@ -42,6 +45,9 @@ typedef struct {
     uint64_t workspace_bytes;
     int64_t tokens;
     int32_t documents, q_heads, kv_heads, head_dim;
+    /* Key heads of the layer, of which the call has a group with their query heads; 0: the call has all. By it kernels are
+     * chosen, so that a group has the bits that it has among all. */
+    int32_t all_kv_heads;
     int32_t v_dim;    /* Dv; 0: head_dim */
     int32_t window;   /* 0: none */
     float scale;      /* of the scores; 0: 1 / sqrt(D) */
@@ -86,7 +92,8 @@ typedef struct {
     int64_t tokens, documents, longest; /* longest: tokens of one document */
     int64_t own_tokens;                 /* of them this rank's; 0: all */
     int32_t q_heads, kv_heads, head_dim;
-    int32_t v_dim; /* 0: head_dim */
+    int32_t all_kv_heads; /* as in a shape */
+    int32_t v_dim;        /* 0: head_dim */
     float softcap;
     tsr_spans spans; /* of the micro-batches that are shared; zero: none is */
     tsr_dtype dtype;
@@ -100,12 +107,33 @@ typedef struct {
 
 /* How the ranks that share a micro-batch go about it, by its bounds alone. */
 typedef struct {
-    bool needs_o; /* the backward takes no delta */
+    int32_t kv_heads; /* in one call, with their query heads: a divisor of all */
+    bool needs_o;     /* the backward takes no delta */
 } tsr_attention_sharing;
 
 static inline int64_t tsr_attention_own_tokens(const tsr_attention_bounds *bounds)
 {
     return bounds->own_tokens ? bounds->own_tokens : bounds->tokens;
+}
+
+/* Those of a group of key heads, and of all that a group is of. */
+static inline tsr_attention_bounds tsr_attention_group(tsr_attention_bounds bounds,
+                                                       int32_t kv_heads)
+{
+    if (kv_heads < bounds.kv_heads)
+        bounds.all_kv_heads = bounds.kv_heads;
+    bounds.q_heads = bounds.q_heads / bounds.kv_heads * kv_heads;
+    bounds.kv_heads = kv_heads;
+    return bounds;
+}
+
+static inline tsr_attention_bounds tsr_attention_all_heads(tsr_attention_bounds bounds)
+{
+    int32_t all = bounds.all_kv_heads ? bounds.all_kv_heads : bounds.kv_heads;
+    bounds.all_kv_heads = 0;
+    bounds.q_heads = bounds.q_heads / bounds.kv_heads * all;
+    bounds.kv_heads = all;
+    return bounds;
 }
 
 /* Columns of a head of v and o. */

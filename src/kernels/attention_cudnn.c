@@ -147,43 +147,56 @@ static bool is_faster(const tsr_attention_bounds *b)
            b->q_heads > b->kv_heads;
 }
 
-bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap)
+/* What the forward needs. */
+static tsr_sdpa_cut cut_forward(const tsr_attention_bounds *b)
 {
-    const tsr_attention_bounds *b = bounds;
+    tsr_sdpa_cut cut = {.longest = (b->longest + ROUND - 1) / ROUND * ROUND,
+                        .documents = b->documents,
+                        .pieces = 1,
+                        .heads = b->q_heads,
+                        .kv_heads = b->kv_heads,
+                        .groups = 1,
+                        .lists = v_dim_of(b) == b->head_dim ? TSR_SDPA_SAME_LISTS : TSR_SDPA_LISTS,
+                        .parts = parts_of(b),
+                        .plan_bytes = SLACK_BYTES + (uint64_t)(b->documents + parts_of(b)) * 64};
+    cut.list_bytes = cut.parts ? list_bytes(cut.parts, cut.lists + 1, 1)
+                               : list_bytes(b->documents, cut.lists, 1);
+    return cut;
+}
+
+/* lse, or delta, of all rows. */
+static uint64_t rows_bytes(const tsr_attention_bounds *b)
+{
+    return tsr_align_up((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float), TSR_ALIGNMENT);
+}
+
+/* What an own backward needs. */
+static void cut_own(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, bool by_head)
+{
+    cut->by_head = by_head;
+    cut->stats_bytes = by_head ? rows_bytes(b) : 0;
+    cut->own_bytes = by_head ? tsr_align_up(tsr_attention_own_workspace_bytes(b), TSR_ALIGNMENT)
+                             : tsr_attention_wgmma_workspace_bytes(b);
+}
+
+static bool cut_all(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t cap)
+{
     bool fits = b->dtype == TSR_BF16 && b->softcap == 0 && has_heads(b) && b->tokens > 0 &&
                 b->documents > 0 && b->longest > 0 &&
                 b->documents <= INT32_MAX / (2 * TSR_SDPA_LISTS) && b->longest < INT32_MAX / 2 &&
                 b->tokens <= INT32_MAX / ((int64_t)b->q_heads * b->head_dim); /* offsets */
     if (!fits)
         return false;
-    *cut =
-        (tsr_sdpa_cut){.longest = (b->longest + ROUND - 1) / ROUND * ROUND,
-                       .documents = b->documents,
-                       .pieces = 1,
-                       .heads = b->q_heads,
-                       .kv_heads = b->kv_heads,
-                       .groups = 1,
-                       .lists = v_dim_of(b) == b->head_dim ? TSR_SDPA_SAME_LISTS : TSR_SDPA_LISTS,
-                       .parts = parts_of(b),
-                       .plan_bytes = SLACK_BYTES + (uint64_t)(b->documents + parts_of(b)) * 64};
-    cut->list_bytes = cut->parts ? list_bytes(cut->parts, cut->lists + 1, 1)
-                                 : list_bytes(b->documents, cut->lists, 1);
+    *cut = cut_forward(b);
     if (!b->train)
         return true;
     uint64_t pair = tsr_sdpa_head_bytes(b, cut->longest, b->atomics);
     /* The narrow cut says whether at all and how, so that which kernel runs, and with it the bits, does not depend on
      * how much memory is left. */
     bool tiles = !cut_pairs(cut, b, pairs_within(cap >> b->wider, pair));
-    uint64_t rows =
-        tsr_align_up((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float), TSR_ALIGNMENT);
-    if ((tiles || is_faster(b)) && !b->atomics && tsr_attention_wgmma_fits(b)) {
-        cut->own_bytes = tsr_attention_wgmma_workspace_bytes(b);
-        return true;
-    }
-    if (tiles && b->head_dim <= NARROW) {
-        cut->by_head = true;
-        cut->stats_bytes = rows;
-        cut->own_bytes = tsr_align_up(tsr_attention_own_workspace_bytes(b), TSR_ALIGNMENT);
+    bool wgmma = (tiles || is_faster(b)) && !b->atomics && tsr_attention_wgmma_fits(b);
+    if (wgmma || (tiles && b->head_dim <= NARROW)) {
+        cut_own(cut, b, !wgmma);
         return true;
     }
     if (tiles ? !tsr_sdpa_cut_tiles(cut, b, cap >> b->wider) : !has_few_launches(cut))
@@ -192,12 +205,26 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
         cut_pairs(cut, b, pairs_within(cap, pair));
     uint64_t lists = list_bytes(cut->documents, cut->lists, cut->pieces);
     cut->list_bytes = lists > cut->list_bytes ? lists : cut->list_bytes;
-    cut->stats_bytes = cut->groups > 1 && !tiles ? rows : 0;
-    cut->delta_bytes = tiles ? 0 : rows;
-    cut->sum_bytes = b->atomics && !tiles ? rows * (uint64_t)b->head_dim : 0;
+    cut->stats_bytes = cut->groups > 1 && !tiles ? rows_bytes(b) : 0;
+    cut->delta_bytes = tiles ? 0 : rows_bytes(b);
+    cut->sum_bytes = b->atomics && !tiles ? rows_bytes(b) * (uint64_t)b->head_dim : 0;
     if (!tiles)
         cut->plan_bytes += (uint64_t)cut->documents * (uint64_t)cut->heads * pair;
     return true;
+}
+
+bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap)
+{
+    const tsr_attention_bounds all = tsr_attention_all_heads(*bounds);
+    if (!cut_all(cut, &all, cap))
+        return false;
+    if (all.kv_heads == bounds->kv_heads)
+        return true;
+    bool own = cut->own_bytes, by_head = cut->by_head;
+    *cut = cut_forward(bounds);
+    if (bounds->train && own)
+        cut_own(cut, bounds, by_head);
+    return own || !bounds->train;
 }
 
 uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut)
@@ -300,8 +327,9 @@ static bool same_bounds(const tsr_attention_bounds *a, const tsr_attention_bound
 {
     return a->tokens == b->tokens && a->documents == b->documents && a->longest == b->longest &&
            a->q_heads == b->q_heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
-           a->v_dim == b->v_dim && a->dtype == b->dtype && a->train == b->train &&
-           a->atomics == b->atomics && a->wider == b->wider && same_spans(&a->spans, &b->spans);
+           a->all_kv_heads == b->all_kv_heads && a->v_dim == b->v_dim && a->dtype == b->dtype &&
+           a->train == b->train && a->atomics == b->atomics && a->wider == b->wider &&
+           same_spans(&a->spans, &b->spans);
 }
 
 tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds, uint64_t cap)
@@ -356,7 +384,8 @@ const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_sh
         const tsr_attention_bounds *b = &plans->bounds;
         if (plans->job != sdpa->turn || s->softcap > 0 || b->softcap > 0 || b->dtype != s->dtype ||
             b->q_heads != s->q_heads || b->kv_heads != s->kv_heads || b->head_dim != s->head_dim ||
-            b->v_dim != s->v_dim || s->tokens > b->tokens || s->documents > b->documents)
+            b->all_kv_heads != s->all_kv_heads || b->v_dim != s->v_dim || s->tokens > b->tokens ||
+            s->documents > b->documents)
             continue;
         bool narrow = s->window && s->window < b->longest;
         return plans->forward && !narrow ? plans : NULL;

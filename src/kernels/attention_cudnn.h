@@ -69,7 +69,8 @@ typedef struct {
 #define TSR_SDPA_CAP_BYTES   ((uint64_t)1280 << 20)
 #define TSR_SDPA_CAP(bounds) (TSR_SDPA_CAP_BYTES << (bounds)->wider)
 
-/* Whether cuDNN may run these bounds within `cap` bytes a launch; fills *cut. Needs no device. Where the cap without
+/* Whether cuDNN may run these bounds within `cap` bytes a launch; fills *cut. Needs no device. A group of heads is run as all
+ * of them are, where the backward is an own one, and otherwise by no cuDNN. Where the cap without
  * `wider` holds a group of heads of the longest document, the answer is the same for any. */
 bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap);
 uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut);

@@ -495,7 +495,7 @@ static const backward_shape *shape_for(const attention_call *c, const tsr_attent
         if (found && (s->width != found->width || s->v_width != found->v_width))
             return found;
         found = s;
-        if ((int64_t)tsr_blocks(c->tokens, s->keys) * c->kv_heads > card->sm_count)
+        if ((int64_t)tsr_blocks(c->tokens, s->keys) * c->all_kv_heads > card->sm_count)
             return found;
     }
     return found;
@@ -536,9 +536,12 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
         TSR_LAUNCH_SHARED(gradients, blocks, threads, bytes, stream, *c, in, fixed, args->dk,
                           args->dv);
         TSR_TRY(tsr_launched("attention_backward"));
-        TSR_TRY(attention_add_up(stream, &args->shape, sum, one / sizeof *sum * (uint64_t)heads));
+        tsr_stream *rest;
+        TSR_TRY(attention_add_up(&rest, stream, &args->shape, sum,
+                                 one / sizeof *sum * (uint64_t)heads,
+                                 first + heads == c->kv_heads));
         dim3 tiles((unsigned)(heads * group), tsr_blocks(c->tokens, shape->queries));
-        TSR_LAUNCH(finish, tiles, threads, stream, *c, fixed, args->dq);
+        TSR_LAUNCH(finish, tiles, threads, rest, *c, fixed, args->dq);
     }
     return tsr_launched("attention_backward");
 }

@@ -455,7 +455,8 @@ attention_call attention_call_of(const tsr_attention_shape *s, bool vectors)
                         s->softcap,
                         s->dtype,
                         vectors,
-                        s->sinks};
+                        s->sinks,
+                        s->all_kv_heads ? s->all_kv_heads : s->kv_heads};
     if (tsr_spans_shared(&s->spans)) {
         c.span = (int)(s->spans.rows < INT32_MAX ? s->spans.rows : INT32_MAX);
         c.ranks = s->spans.ranks;
@@ -465,10 +466,11 @@ attention_call attention_call_of(const tsr_attention_shape *s, bool vectors)
     return c;
 }
 
-tsr_status attention_add_up(tsr_stream *stream, const tsr_attention_shape *s, int32_t *sum,
-                            uint64_t count)
+tsr_status attention_add_up(tsr_stream **rest, tsr_stream *stream, const tsr_attention_shape *s,
+                            int32_t *sum, uint64_t count, bool last)
 {
-    return adds_up(s) ? s->sum.add(s->sum.user, stream, sum, count) : TSR_OK;
+    *rest = stream;
+    return adds_up(s) ? s->sum.add(s->sum.user, stream, sum, count, last ? rest : NULL) : TSR_OK;
 }
 
 /* The wider of a head's sizes. */

@@ -16,6 +16,7 @@ typedef struct {
     tsr_dtype dtype;
     bool vectors; /* every row begins on 16 bytes */
     tsr_frozen sinks;
+    int all_kv_heads;      /* of which these are a group */
     int span, ranks, rank; /* spans.h; span 0: not shared */
     bool summed;           /* dq is added up over the ranks: from own keys alone */
 } attention_call;
@@ -23,9 +24,10 @@ typedef struct {
 /* attention_own.cu; `vectors` as above. */
 attention_call attention_call_of(const tsr_attention_shape *shape, bool vectors);
 
-/* Adds up sums of dq over the ranks, where the call asks for it. */
-tsr_status attention_add_up(tsr_stream *stream, const tsr_attention_shape *shape, int32_t *sum,
-                            uint64_t count);
+/* Adds up sums of dq over the ranks, where the call asks for it. *rest: where this launch goes on; only after the call's
+ * last one another stream than `stream`. */
+tsr_status attention_add_up(tsr_stream **rest, tsr_stream *stream, const tsr_attention_shape *shape,
+                            int32_t *sum, uint64_t count, bool last);
 
 /* What both kernels of the backward read. */
 typedef struct {

@@ -20,16 +20,21 @@
 #define QUERIES 128
 #define KEYS    64
 
+#define MOST_GROUPS 4 /* of heads, where ranks share a micro-batch */
+
 uint64_t tsr_attention_workspace_bytes(const tsr_attention_bounds *bounds)
 {
     /* delta of the backward */
     return (uint64_t)bounds->tokens * (uint64_t)bounds->q_heads * sizeof(float);
 }
 
+/* A task of the backward is a key head of a document: some of them at a time, so that it has several. */
 tsr_attention_sharing tsr_attention_sharing_of(const tsr_attention_bounds *bounds)
 {
-    (void)bounds;
-    return (tsr_attention_sharing){.needs_o = false};
+    int32_t heads = (bounds->kv_heads + MOST_GROUPS - 1) / MOST_GROUPS;
+    while (bounds->kv_heads % heads)
+        heads++;
+    return (tsr_attention_sharing){.kv_heads = heads};
 }
 
 float tsr_attention_scale(const tsr_attention_shape *shape)
@@ -43,7 +48,8 @@ static tsr_status check_shape(const char *op, const shape *s)
 {
     TSR_TRY(tsr_expect_dtype(op, s->dtype));
     if (s->tokens < 0 || s->documents < 0 || s->q_heads < 1 || s->kv_heads < 1 ||
-        s->q_heads % s->kv_heads || s->head_dim < 1 || s->v_dim < 0 || s->window < 0)
+        s->q_heads % s->kv_heads || s->all_kv_heads % s->kv_heads || s->head_dim < 1 ||
+        s->v_dim < 0 || s->window < 0)
         return tsr_fail(
             TSR_EINVAL,
             "%s: %lld tokens, %d documents, %d query and %d key heads of %d (values %d), "

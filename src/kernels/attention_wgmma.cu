@@ -688,10 +688,12 @@ tsr_status tsr_attention_backward_wgmma(tsr_stream *stream, const tsr_attention_
         TSR_LAUNCH_SHARED(kernel, (unsigned)(w.padded / KEYS * w.kv_count), THREADS, BYTES, stream,
                           w, maps, gradients);
         TSR_TRY(tsr_launched(op));
-        TSR_TRY(attention_add_up(stream, s, w.sum,
+        tsr_stream *rest;
+        TSR_TRY(attention_add_up(&rest, stream, s, w.sum,
                                  group_bytes(s->tokens, s->q_heads, s->kv_heads) / sizeof *w.sum *
-                                     (uint64_t)w.kv_count));
-        TSR_TRY(attention_wgmma_end(stream, &w, a->dq));
+                                     (uint64_t)w.kv_count,
+                                 w.first_kv + w.kv_count == s->kv_heads));
+        TSR_TRY(attention_wgmma_end(rest, &w, a->dq));
     }
     return TSR_OK;
 }

@@ -2,205 +2,345 @@
 
 #include "base/checked.h"
 
-/* In this order, those that are sent first. */
-enum { Q, K, V, D_O, DELTA, O, D_Q, D_K, D_V, LSE, PACKED, VALUES };
+/* ---- what lies in the workspace ---- */
 
-static bool in_forward(int value)
-{
-    return value <= V || value == O || value == LSE;
-}
+enum { Q, K, V, D_O, DELTA, O, LSE, PACKED, D_Q, D_K, D_V, VALUES };
 
-/* All rows of each value; lse: [Hq, tokens], and packed the same span by span. */
+/* Of a group of heads: all rows of a value, [tokens, columns], but lse as the kernels have it; packed is lse span by span.
+ * Of groups that follow each other, one after the other lies in `all`. */
 typedef struct {
-    tsr_context_rows value[VALUES];
-    uint64_t bytes;
-} all_rows;
+    void *all[2];
+    int64_t columns;
+    tsr_dtype dtype;
+} group_rows;
 
-/* From `base` on. */
-static all_rows lay_out(char *base, const tsr_attention_shape *s, bool train, bool needs_o)
+/* Of one direction. */
+typedef struct {
+    tsr_attention_bounds group; /* of the run, for the heads of one */
+    int32_t groups;
+    group_rows value[VALUES];
+    float *own_delta;   /* [own tokens, Hq] */
+    void *workspace[2]; /* of the kernels */
+    uint64_t workspace_bytes, bytes;
+} layout;
+
+static void *take(layout *l, char *base, uint64_t bytes)
 {
-    const int64_t v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim);
-    const uint64_t element = tsr_dtype_bytes(s->dtype);
-    const uint64_t q = (uint64_t)(s->q_heads * s->head_dim) * element;
-    const uint64_t k = (uint64_t)(s->kv_heads * s->head_dim) * element;
-    const uint64_t v = (uint64_t)(s->kv_heads * v_dim) * element;
-    const uint64_t o = (uint64_t)(s->q_heads * v_dim) * element;
-    const uint64_t lse = (uint64_t)s->q_heads * sizeof(float);
-    const uint64_t row[VALUES] = {q, k, v, o, lse, o, q, k, v, lse, lse};
-    const int unused = needs_o ? DELTA : O; /* by the backward */
-    all_rows out = {0};
-    for (int i = 0; i < VALUES; i++) {
-        if (train ? i == unused : !in_forward(i))
-            continue;
-        out.value[i] = (tsr_context_rows){base ? base + out.bytes : NULL, row[i]};
-        out.bytes += tsr_align_up((uint64_t)s->tokens * row[i], TSR_ALIGNMENT);
-    }
-    return out;
+    void *at = base ? base + l->bytes : NULL;
+    l->bytes += tsr_align_up(bytes, TSR_ALIGNMENT);
+    return at;
 }
 
-/* Room for both directions: a forward's rows are no more than a backward's. */
+/* Two where one is in use while that of the next group comes, or that of the last one leaves. */
+static void take_both(void *out[2], layout *l, char *base, uint64_t bytes, int copies)
+{
+    out[0] = out[1] = copies ? take(l, base, bytes) : NULL;
+    if (copies == 2 && l->groups > 1)
+        out[1] = take(l, base, bytes);
+}
+
+static int copies_of(int value, bool backward, bool needs_o)
+{
+    static const int forward[VALUES] = {[Q] = 1, [K] = 2, [V] = 2, [O] = 1, [LSE] = 1};
+    static const int back[VALUES] = {
+        [Q] = 2,   [K] = 2,      [V] = 2,   [D_O] = 2, [DELTA] = 2, [O] = 2,
+        [LSE] = 2, [PACKED] = 2, [D_Q] = 2, [D_K] = 1, [D_V] = 1};
+    if (!backward)
+        return forward[value];
+    return value == (needs_o ? DELTA : O) ? 0 : back[value];
+}
+
+/* From `base` on, for so many rows of all ranks and of this one; bounds: of the run. */
+static layout lay_out(char *base, const tsr_kernels *kernels, const tsr_attention_bounds *bounds,
+                      int64_t tokens, int64_t own_tokens, bool backward)
+{
+    const tsr_attention_sharing sharing = kernels->attention_sharing(bounds);
+    layout l = {.group = tsr_attention_group(*bounds, sharing.kv_heads),
+                .groups = bounds->kv_heads / sharing.kv_heads};
+    const tsr_attention_bounds *g = &l.group;
+    const int64_t v_dim = tsr_attention_v_dim(g->v_dim, g->head_dim);
+    const int64_t q = g->q_heads * g->head_dim, k = g->kv_heads * g->head_dim;
+    const int64_t v = g->kv_heads * v_dim, o = g->q_heads * v_dim, one = g->q_heads;
+    const int64_t columns[VALUES] = {
+        [Q] = q,     [K] = k,        [V] = v,   [D_O] = o, [DELTA] = one, [O] = o,
+        [LSE] = one, [PACKED] = one, [D_Q] = q, [D_K] = k, [D_V] = v};
+    for (int i = 0; i < VALUES; i++) {
+        group_rows *r = &l.value[i];
+        r->columns = columns[i];
+        r->dtype = i == DELTA || i == LSE || i == PACKED ? TSR_F32 : g->dtype;
+        take_both(r->all, &l, base, (uint64_t)(tokens * r->columns) * tsr_dtype_bytes(r->dtype),
+                  copies_of(i, backward, sharing.needs_o));
+    }
+    if (l.value[DELTA].all[0] || (!base && backward && !sharing.needs_o))
+        l.own_delta = take(&l, base, (uint64_t)(own_tokens * bounds->q_heads) * sizeof(float));
+    l.workspace_bytes = kernels->attention_workspace_bytes(g);
+    take_both(l.workspace, &l, base, l.workspace_bytes, backward ? 2 : 1);
+    return l;
+}
+
 uint64_t tsr_attention_shared_bytes(const tsr_kernels *kernels, const tsr_attention_bounds *bounds)
 {
-    if (!tsr_spans_shared(&bounds->spans))
-        return 0;
-    const tsr_attention_shape shape = {.tokens = bounds->tokens,
-                                       .q_heads = bounds->q_heads,
-                                       .kv_heads = bounds->kv_heads,
-                                       .head_dim = bounds->head_dim,
-                                       .v_dim = bounds->v_dim,
-                                       .dtype = bounds->dtype};
-    return lay_out(NULL, &shape, bounds->train, kernels->attention_sharing(bounds).needs_o).bytes;
+    uint64_t most = 0;
+    for (int backward = 0; tsr_spans_shared(&bounds->spans) && backward <= bounds->train;
+         backward++) {
+        uint64_t bytes = lay_out(NULL, kernels, bounds, bounds->tokens,
+                                 tsr_attention_own_tokens(bounds), backward)
+                             .bytes;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
-/* In front of the kernels' workspace. */
-static all_rows take_rows(tsr_attention_shape *shape, bool train, bool needs_o)
+/* ---- a call ---- */
+
+typedef struct {
+    const tsr_pass *pass;
+    const tsr_kernels *kernels;
+    tsr_stream *stream; /* compute */
+    tsr_context *context;
+    layout at;
+    tsr_attention_shape shape; /* of a group, but for sinks and workspace */
+    bool by_token;             /* lse is [tokens, Hq] */
+} work;
+
+/* Marks of the context, of groups in turn. */
+#define ARRIVED(group) ((group) % 2)
+#define DONE(group)    (2 + (group) % 2)
+
+static tsr_status begin(work *w, const tsr_pass *pass, const tsr_node *node,
+                        const tsr_attention_shape *s, bool backward)
 {
-    all_rows rows = lay_out(shape->workspace, shape, train, needs_o);
-    shape->workspace = (char *)shape->workspace + rows.bytes;
-    shape->workspace_bytes -= rows.bytes;
-    return rows;
+    const tsr_attention_bounds bounds = tsr_attention_bounds_of(node, pass->batch->attention);
+    *w = (work){.pass = pass,
+                .kernels = pass->context->kernels,
+                .stream = pass->context->stream,
+                .context = pass->batch->shared,
+                .shape = *s};
+    w->at = lay_out(s->workspace, w->kernels, &bounds, s->tokens, pass->batch->tokens, backward);
+    if (w->at.bytes > s->workspace_bytes)
+        return tsr_fail(TSR_EINTERNAL, "shared attention needs %llu bytes, %llu are there",
+                        (unsigned long long)w->at.bytes, (unsigned long long)s->workspace_bytes);
+    w->shape.q_heads = w->at.group.q_heads;
+    w->shape.kv_heads = w->at.group.kv_heads;
+    w->shape.all_kv_heads = w->at.group.all_kv_heads;
+    w->by_token = w->kernels->attention_lse_by_token(w->stream, &w->shape);
+    return TSR_OK;
 }
 
-/* ---- lse, whose rows may be columns ---- */
-
-/* Whether it is [tokens, Hq] in this run. */
-static bool is_by_token(const tsr_pass *pass, const tsr_attention_shape *s)
+static tsr_attention_shape shape_of(const work *w, int group)
 {
-    const tsr_linear_context *context = pass->context;
-    return context->kernels->attention_lse_by_token(context->stream, s);
+    tsr_attention_shape s = w->shape;
+    if (s.sinks.data)
+        s.sinks.data = (const char *)s.sinks.data +
+                       (uint64_t)(group * s.q_heads) * tsr_dtype_bytes(s.sinks.dtype);
+    s.workspace = w->at.workspace[group % 2];
+    s.workspace_bytes = w->at.workspace_bytes;
+    return s;
 }
 
-static tsr_status copy_span(const tsr_pass *pass, float *out, int64_t out_stride, const float *in,
-                            int64_t in_stride, int64_t heads, int64_t rows)
+static tsr_status copy(const work *w, tsr_dtype dtype, void *out, int64_t out_stride,
+                       const void *in, int64_t in_stride, int64_t rows, int64_t columns)
 {
-    return pass->context->kernels->copy_columns(pass->context->stream,
-                                                &(tsr_copy_columns_args){.out = out,
-                                                                         .in = in,
-                                                                         .rows = heads,
-                                                                         .columns = rows,
-                                                                         .out_stride = out_stride,
-                                                                         .in_stride = in_stride,
-                                                                         .in_dtype = TSR_F32,
-                                                                         .dtype = TSR_F32,
-                                                                         .scale = 1});
+    return w->kernels->copy_columns(w->stream, &(tsr_copy_columns_args){.out = out,
+                                                                        .in = in,
+                                                                        .rows = rows,
+                                                                        .columns = columns,
+                                                                        .out_stride = out_stride,
+                                                                        .in_stride = in_stride,
+                                                                        .in_dtype = dtype,
+                                                                        .dtype = dtype,
+                                                                        .scale = 1});
 }
 
-typedef enum { OWN_OUT_OF_ALL, OWN_INTO_PACKED, PACKED_INTO_ALL } lse_way;
-
-/* Span by span, of own rows or, into all, of everybody's. own: [Hq, own tokens]. */
-static tsr_status move_lse(const tsr_pass *pass, const tsr_attention_shape *s, float *own,
-                           const all_rows *all, lse_way way)
+/* Rows of a span, which the last one has not all of. */
+static int64_t span_rows(const work *w, int64_t first)
 {
-    int64_t heads = s->q_heads, own_tokens = pass->batch->tokens;
-    float *whole = all->value[LSE].all, *packed = all->value[PACKED].all; /* NULL in a forward */
-    for (int64_t first = 0; first < s->tokens; first += s->spans.rows) {
-        int64_t rest = s->tokens - first, rows = rest < s->spans.rows ? rest : s->spans.rows;
-        int64_t place = tsr_spans_place(&s->spans, first);
-        if (way == PACKED_INTO_ALL)
-            TSR_TRY(copy_span(pass, whole + first, s->tokens, packed + first * heads, rows, heads,
-                              rows));
-        else if (place >= 0 && way == OWN_INTO_PACKED)
-            TSR_TRY(copy_span(pass, packed + first * heads, rows, own + place, own_tokens, heads,
-                              rows));
-        else if (place >= 0)
-            TSR_TRY(
-                copy_span(pass, own + place, own_tokens, whole + first, s->tokens, heads, rows));
+    int64_t rest = w->shape.tokens - first;
+    return rest < w->shape.spans.rows ? rest : w->shape.spans.rows;
+}
+
+/* A group's columns of own rows, to their places among all rows or from there. */
+static tsr_status move(const work *w, int value, const void *own, int group, bool out)
+{
+    const group_rows *r = &w->at.value[value];
+    const tsr_spans *s = &w->shape.spans;
+    int64_t columns = r->columns, stride = columns * w->at.groups, first;
+    uint64_t element = tsr_dtype_bytes(r->dtype);
+    for (int64_t i = 0; (first = tsr_spans_own(s, i) * s->rows) < w->shape.tokens; i++) {
+        char *in_all = (char *)r->all[group % 2] + (uint64_t)(first * columns) * element;
+        char *in_own = (char *)own + (uint64_t)(i * s->rows * stride + group * columns) * element;
+        int64_t rows = span_rows(w, first);
+        TSR_TRY(out ? copy(w, r->dtype, in_own, stride, in_all, columns, rows, columns)
+                    : copy(w, r->dtype, in_all, columns, in_own, stride, rows, columns));
     }
     return TSR_OK;
 }
 
-/* ---- both directions ---- */
+static tsr_status place(const work *w, int value, const void *own, int group)
+{
+    return move(w, value, own, group, false);
+}
+
+static tsr_status give(const work *w, int value, void *own, int group)
+{
+    return move(w, value, own, group, true);
+}
+
+/* What compute has placed so far is sent. */
+static tsr_status gather(const work *w, const int *values, int count, int group)
+{
+    tsr_context_rows rows[VALUES];
+    for (int i = 0; i < count; i++) {
+        const group_rows *r = &w->at.value[values[i]];
+        rows[i] =
+            (tsr_context_rows){r->all[group % 2], (uint64_t)r->columns * tsr_dtype_bytes(r->dtype)};
+    }
+    TSR_TRY(tsr_context_gather(w->context, rows, count, w->shape.tokens));
+    return tsr_context_mark(w->context, ARRIVED(group));
+}
+
+/* ---- lse, whose rows may be columns ---- */
+
+typedef enum { OWN_OUT_OF_ALL, OWN_INTO_PACKED, PACKED_INTO_ALL } lse_way;
+
+/* Span by span, of own rows or, into all, of everybody's. own: [Hq, own tokens]. */
+static tsr_status move_lse(const work *w, float *own, int group, lse_way way)
+{
+    int64_t heads = w->shape.q_heads, tokens = w->shape.tokens, own_tokens = w->pass->batch->tokens;
+    float *whole = w->at.value[LSE].all[group % 2], *packed = w->at.value[PACKED].all[group % 2];
+    for (int64_t first = 0; first < tokens; first += w->shape.spans.rows) {
+        int64_t rows = span_rows(w, first), at = tsr_spans_place(&w->shape.spans, first);
+        float *mine = at >= 0 ? own + group * heads * own_tokens + at : NULL;
+        if (way == PACKED_INTO_ALL)
+            TSR_TRY(
+                copy(w, TSR_F32, whole + first, tokens, packed + first * heads, rows, heads, rows));
+        else if (mine && way == OWN_INTO_PACKED)
+            TSR_TRY(copy(w, TSR_F32, packed + first * heads, rows, mine, own_tokens, heads, rows));
+        else if (mine)
+            TSR_TRY(copy(w, TSR_F32, mine, own_tokens, whole + first, tokens, heads, rows));
+    }
+    return TSR_OK;
+}
+
+/* ---- forward ---- */
+
+static tsr_status send_keys(const work *w, const tsr_attention_args *args, int group)
+{
+    static const int values[] = {K, V};
+    TSR_TRY(place(w, K, args->k, group));
+    TSR_TRY(place(w, V, args->v, group));
+    return gather(w, values, 2, group);
+}
+
+static tsr_status attend(const work *w, const tsr_attention_args *args, int group)
+{
+    const group_rows *value = w->at.value;
+    int turn = group % 2;
+    const tsr_attention_args whole = {.q = value[Q].all[turn],
+                                      .k = value[K].all[turn],
+                                      .v = value[V].all[turn],
+                                      .o = value[O].all[turn],
+                                      .lse = value[LSE].all[turn],
+                                      .shape = shape_of(w, group)};
+    TSR_TRY(place(w, Q, args->q, group));
+    TSR_TRY(tsr_context_await(w->context, ARRIVED(group)));
+    TSR_TRY(w->kernels->attention(w->stream, &whole));
+    TSR_TRY(give(w, O, args->o, group));
+    return w->by_token ? give(w, LSE, args->lse, group)
+                       : move_lse(w, args->lse, group, OWN_OUT_OF_ALL);
+}
 
 tsr_status tsr_attention_shared(const tsr_pass *pass, const tsr_node *node,
                                 const tsr_attention_args *args)
 {
-    (void)node;
-    tsr_context *context = pass->batch->shared;
-    tsr_attention_args whole = *args;
-    int64_t tokens = args->shape.tokens;
-    all_rows all = take_rows(&whole.shape, false, true);
-    const void *own[] = {args->q, args->k, args->v};
-    for (int i = Q; i <= V; i++)
-        TSR_TRY(tsr_context_place(context, &all.value[i], own[i], tokens));
-    TSR_TRY(tsr_context_gather(context, &all.value[K], 2, tokens));
-    whole.q = all.value[Q].all;
-    whole.k = all.value[K].all;
-    whole.v = all.value[V].all;
-    whole.o = all.value[O].all;
-    whole.lse = all.value[LSE].all;
-    TSR_TRY(pass->context->kernels->attention(pass->context->stream, &whole));
-    TSR_TRY(tsr_context_take(context, args->o, &all.value[O], tokens));
-    return is_by_token(pass, &whole.shape)
-               ? tsr_context_take(context, args->lse, &all.value[LSE], tokens)
-               : move_lse(pass, &args->shape, args->lse, &all, OWN_OUT_OF_ALL);
+    work w;
+    TSR_TRY(begin(&w, pass, node, &args->shape, false));
+    TSR_TRY(send_keys(&w, args, 0));
+    for (int group = 0; group < w.at.groups; group++) {
+        if (group + 1 < w.at.groups)
+            TSR_TRY(send_keys(&w, args, group + 1));
+        TSR_TRY(attend(&w, args, group));
+    }
+    return TSR_OK;
 }
 
-/* Of own rows, where a result will lie. */
-static tsr_status make_delta(const tsr_pass *pass, void **out,
-                             const tsr_attention_backward_args *args, const all_rows *all)
+/* ---- backward ---- */
+
+/* Of own rows and all heads. */
+static tsr_status make_delta(const work *w, const tsr_attention_backward_args *args)
 {
-    const tsr_linear_context *context = pass->context;
-    const tsr_attention_shape *s = &args->shape;
-    *out = all->value[D_Q].all;
-    return context->kernels->attention_delta(
-        context->stream,
-        &(tsr_attention_delta_args){.out = *out,
+    if (!w->at.own_delta)
+        return TSR_OK;
+    return w->kernels->attention_delta(
+        w->stream,
+        &(tsr_attention_delta_args){.out = w->at.own_delta,
                                     .o = args->o,
                                     .d_o = args->d_o,
-                                    .tokens = pass->batch->tokens,
-                                    .q_heads = s->q_heads,
-                                    .v_dim = tsr_attention_v_dim(s->v_dim, s->head_dim),
-                                    .dtype = s->dtype});
+                                    .tokens = w->pass->batch->tokens,
+                                    .q_heads = args->shape.q_heads,
+                                    .v_dim = tsr_attention_v_dim(w->shape.v_dim, w->shape.head_dim),
+                                    .dtype = w->shape.dtype});
 }
 
-/* shape: as the kernels are given it. */
-static tsr_status gather_for_backward(const tsr_pass *pass, const tsr_attention_shape *shape,
-                                      const tsr_attention_backward_args *args, const all_rows *all)
+static tsr_status send_all(const work *w, const tsr_attention_backward_args *args, int group)
 {
-    tsr_context *context = pass->batch->shared;
-    int64_t tokens = args->shape.tokens;
-    const int last = all->value[O].all ? O : DELTA;
-    void *delta = NULL;
-    if (!all->value[O].all)
-        TSR_TRY(make_delta(pass, &delta, args, all));
-    const void *own[] = {args->q, args->k, args->v, args->d_o, delta, args->o};
-    for (int i = Q; i <= last; i++)
-        if (all->value[i].all)
-            TSR_TRY(tsr_context_place(context, &all->value[i], own[i], tokens));
-    TSR_TRY(tsr_context_gather(context, &all->value[Q], D_O + 1, tokens));
-    TSR_TRY(tsr_context_gather(context, &all->value[last], 1, tokens));
-    if (is_by_token(pass, shape)) {
-        TSR_TRY(tsr_context_place(context, &all->value[LSE], args->lse, tokens));
-        return tsr_context_gather(context, &all->value[LSE], 1, tokens);
-    }
-    TSR_TRY(move_lse(pass, shape, (float *)args->lse, all, OWN_INTO_PACKED));
-    TSR_TRY(tsr_context_gather(context, &all->value[PACKED], 1, tokens));
-    return move_lse(pass, shape, NULL, all, PACKED_INTO_ALL);
+    const int third = w->at.own_delta ? DELTA : O, last = w->by_token ? LSE : PACKED;
+    const int values[] = {Q, K, V, D_O, third, last};
+    TSR_TRY(place(w, Q, args->q, group));
+    TSR_TRY(place(w, K, args->k, group));
+    TSR_TRY(place(w, V, args->v, group));
+    TSR_TRY(place(w, D_O, args->d_o, group));
+    TSR_TRY(place(w, third, third == DELTA ? w->at.own_delta : args->o, group));
+    TSR_TRY(w->by_token ? place(w, LSE, args->lse, group)
+                        : move_lse(w, (float *)args->lse, group, OWN_INTO_PACKED));
+    return gather(w, values, 6, group);
+}
+
+static tsr_status attend_backward(const work *w, const tsr_attention_backward_args *args, int group)
+{
+    const group_rows *value = w->at.value;
+    int turn = group % 2;
+    tsr_attention_backward_args whole = {.q = value[Q].all[turn],
+                                         .k = value[K].all[turn],
+                                         .v = value[V].all[turn],
+                                         .o = value[O].all[turn],
+                                         .d_o = value[D_O].all[turn],
+                                         .lse = value[LSE].all[turn],
+                                         .delta = value[DELTA].all[turn],
+                                         .dq = value[D_Q].all[turn],
+                                         .dk = value[D_K].all[turn],
+                                         .dv = value[D_V].all[turn],
+                                         .shape = shape_of(w, group)};
+    whole.shape.sum = (tsr_attention_sum){tsr_context_sum_narrow, w->context};
+    TSR_TRY(tsr_context_await(w->context, ARRIVED(group)));
+    if (!w->by_token)
+        TSR_TRY(move_lse(w, NULL, group, PACKED_INTO_ALL));
+    TSR_TRY(w->kernels->attention_backward(w->stream, &whole));
+    TSR_TRY(tsr_context_mark(w->context, DONE(group)));
+    TSR_TRY(give(w, D_K, args->dk, group));
+    return give(w, D_V, args->dv, group);
+}
+
+/* Once its sums are those of all ranks. */
+static tsr_status give_dq(const work *w, const tsr_attention_backward_args *args, int group)
+{
+    TSR_TRY(tsr_context_await(w->context, DONE(group)));
+    return give(w, D_Q, args->dq, group);
 }
 
 tsr_status tsr_attention_shared_backward(const tsr_pass *pass, const tsr_node *node,
                                          const tsr_attention_backward_args *args)
 {
-    const tsr_attention_bounds bounds = tsr_attention_bounds_of(node, pass->batch->attention);
-    tsr_attention_backward_args whole = *args;
-    bool needs_o = pass->context->kernels->attention_sharing(&bounds).needs_o;
-    all_rows all = take_rows(&whole.shape, true, needs_o);
-    TSR_TRY(gather_for_backward(pass, &whole.shape, args, &all));
-    whole.shape.sum = (tsr_attention_sum){tsr_context_sum_narrow, pass->batch->shared};
-    whole.q = all.value[Q].all;
-    whole.k = all.value[K].all;
-    whole.v = all.value[V].all;
-    whole.o = all.value[O].all;
-    whole.delta = all.value[DELTA].all;
-    whole.d_o = all.value[D_O].all;
-    whole.lse = all.value[LSE].all;
-    whole.dq = all.value[D_Q].all;
-    whole.dk = all.value[D_K].all;
-    whole.dv = all.value[D_V].all;
-    TSR_TRY(pass->context->kernels->attention_backward(pass->context->stream, &whole));
-    void *const result[] = {args->dq, args->dk, args->dv};
-    for (int i = 0; i < 3; i++)
-        TSR_TRY(tsr_context_take(pass->batch->shared, result[i], &all.value[D_Q + i],
-                                 args->shape.tokens));
-    return TSR_OK;
+    work w;
+    TSR_TRY(begin(&w, pass, node, &args->shape, true));
+    TSR_TRY(make_delta(&w, args));
+    TSR_TRY(send_all(&w, args, 0));
+    for (int group = 0; group < w.at.groups; group++) {
+        if (group + 1 < w.at.groups)
+            TSR_TRY(send_all(&w, args, group + 1));
+        TSR_TRY(attend_backward(&w, args, group));
+        if (group > 0)
+            TSR_TRY(give_dq(&w, args, group - 1));
+    }
+    return give_dq(&w, args, w.at.groups - 1);
 }

@@ -178,9 +178,10 @@ static tsr_status write_ids(tsr_model *model, tsr_device *device)
     return TSR_OK;
 }
 
-/* For the heads of every attention of the model. */
+/* For the heads of every attention of the model, and for a group of them where ranks share micro-batches. */
 static tsr_status prepare_attention(const tsr_model *model, tsr_device *device)
 {
+    const tsr_kernels *kernels = model->options.kernels;
     tsr_activation_options options = tsr_model_activation(&model->options);
     for (int i = 0; i < model->options.programs->count; i++) {
         const tsr_block *block = model->options.programs->program[i].block;
@@ -189,8 +190,11 @@ static tsr_status prepare_attention(const tsr_model *model, tsr_device *device)
                 continue;
             tsr_attention_bounds bounds =
                 tsr_attention_bounds_of(&block->node[j], tsr_activation_attention(&options));
-            TSR_TRY(
-                model->options.kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
+            TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
+            if (!tsr_spans_shared(&bounds.spans))
+                continue;
+            bounds = tsr_attention_group(bounds, kernels->attention_sharing(&bounds).kv_heads);
+            TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
         }
     }
     return TSR_OK;

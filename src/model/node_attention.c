@@ -139,8 +139,10 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
     uint64_t extra =
         extra_bytes(&node->spec.attention, tsr_attention_own_tokens(&bounds), bounds.dtype);
     bounds = tsr_attention_bounds_of(node, bounds);
-    return kernels->attention_workspace_bytes(&bounds) + (bounds.train ? 2 * extra : 0) +
-           tsr_attention_shared_bytes(kernels, &bounds);
+    /* A run has short micro-batches too, which are not shared. */
+    uint64_t alone = kernels->attention_workspace_bytes(&bounds);
+    uint64_t shared = tsr_attention_shared_bytes(kernels, &bounds);
+    return (bounds.train ? 2 * extra : 0) + (shared > alone ? shared : alone);
 }
 
 /* Of columns in each token: what all ranks give is sent span by span, `values` of them, each to all others; what only passes

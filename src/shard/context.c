@@ -5,7 +5,7 @@
 struct tsr_context {
     tsr_comm *comm;
     tsr_stream *compute, *collectives;
-    tsr_event *placed, *arrived;
+    tsr_event *placed, *arrived, *mark[TSR_CONTEXT_MARKS];
     tsr_spans spans;
 };
 
@@ -23,6 +23,8 @@ tsr_status tsr_context_create(tsr_context **out, tsr_comm *comm, tsr_stream *com
     tsr_status status = tsr_event_create(&context->placed, device);
     if (status == TSR_OK)
         status = tsr_event_create(&context->arrived, device);
+    for (int i = 0; i < TSR_CONTEXT_MARKS && status == TSR_OK; i++)
+        status = tsr_event_create(&context->mark[i], device);
     if (status == TSR_OK)
         *out = context;
     else
@@ -36,6 +38,8 @@ void tsr_context_destroy(tsr_context *context)
         return;
     tsr_event_destroy(context->placed);
     tsr_event_destroy(context->arrived);
+    for (int i = 0; i < TSR_CONTEXT_MARKS; i++)
+        tsr_event_destroy(context->mark[i]);
     free(context);
 }
 
@@ -48,41 +52,6 @@ tsr_spans tsr_context_spans(const tsr_context *context)
 static char *row_at(void *rows, int64_t row, uint64_t row_bytes)
 {
     return (char *)rows + (uint64_t)row * row_bytes;
-}
-
-static uint64_t span_bytes(const tsr_spans *spans, int64_t first, int64_t tokens,
-                           uint64_t row_bytes)
-{
-    int64_t rest = tokens - first;
-    return (uint64_t)(rest < spans->rows ? rest : spans->rows) * row_bytes;
-}
-
-/* Own spans, into their places or out of them. */
-static tsr_status copy_own(tsr_context *context, const tsr_context_rows *rows, void *own,
-                           int64_t tokens, bool out)
-{
-    const tsr_spans *spans = &context->spans;
-    for (int64_t first = 0; first < tokens; first += spans->rows) {
-        if (!tsr_row_is_own(spans, first))
-            continue;
-        char *in_all = row_at(rows->all, first, rows->row_bytes);
-        char *in_own = row_at(own, tsr_spans_place(spans, first), rows->row_bytes);
-        TSR_TRY(tsr_stream_copy(context->compute, out ? in_own : in_all, out ? in_all : in_own,
-                                span_bytes(spans, first, tokens, rows->row_bytes)));
-    }
-    return TSR_OK;
-}
-
-tsr_status tsr_context_place(tsr_context *context, const tsr_context_rows *rows, const void *own,
-                             int64_t tokens)
-{
-    return copy_own(context, rows, (void *)own, tokens, false);
-}
-
-tsr_status tsr_context_take(tsr_context *context, void *own, const tsr_context_rows *rows,
-                            int64_t tokens)
-{
-    return copy_own(context, rows, own, tokens, true);
 }
 
 /* The rows of a value from each rank, a broadcast each. */
@@ -117,27 +86,43 @@ tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows
     for (int i = 0; i < count && status == TSR_OK; i++)
         status = send(context, &rows[i], tokens);
     tsr_status ended = tsr_comm_group_end(context->comm, context->collectives);
-    TSR_TRY(status);
-    TSR_TRY(ended);
-    return follow(context->compute, context->arrived, context->collectives);
+    return status < 0 ? status : ended;
 }
 
+tsr_status tsr_context_mark(tsr_context *context, int mark)
+{
+    return tsr_event_record(context->mark[mark], context->collectives);
+}
+
+tsr_status tsr_context_await(tsr_context *context, int mark)
+{
+    tsr_event *event = context->mark[mark];
+    return tsr_stream_wait(context->compute, event, tsr_event_recorded(event));
+}
+
+/* On the stream of collectives, behind what compute has. */
 static tsr_status sum(tsr_context *context, int64_t *data, uint64_t count, tsr_reduce_op op)
 {
     TSR_TRY(follow(context->collectives, context->placed, context->compute));
-    TSR_TRY(tsr_comm_all_reduce(context->comm, context->collectives, data, count, op));
-    return follow(context->compute, context->arrived, context->collectives);
+    return tsr_comm_all_reduce(context->comm, context->collectives, data, count, op);
 }
 
 tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count)
 {
-    return sum(context, data, count, TSR_SUM);
+    TSR_TRY(sum(context, data, count, TSR_SUM));
+    return follow(context->compute, context->arrived, context->collectives);
 }
 
-tsr_status tsr_context_sum_narrow(void *context, tsr_stream *compute, int32_t *data, uint64_t count)
+tsr_status tsr_context_sum_narrow(void *user, tsr_stream *stream, int32_t *data, uint64_t count,
+                                  tsr_stream **rest)
 {
-    if (compute != ((tsr_context *)context)->compute || count % 2)
+    tsr_context *context = user;
+    if (stream != context->compute || count % 2)
         return tsr_fail(TSR_EINTERNAL, "%llu int32 to be added up, on another stream or odd",
                         (unsigned long long)count);
-    return sum(context, (int64_t *)(void *)data, count / 2, TSR_SUM_HALVES);
+    TSR_TRY(sum(context, (int64_t *)(void *)data, count / 2, TSR_SUM_HALVES));
+    if (!rest)
+        return follow(context->compute, context->arrived, context->collectives);
+    *rest = context->collectives;
+    return TSR_OK;
 }

@@ -1,9 +1,9 @@
 /*
  * shard/context.h: the ranks that share micro-batches, and the rows of all of them brought together.
  *
- * Each rank has the rows of its own spans (kernels/spans.h), one span behind the other. What needs all rows of a value, as
- * attention does, gets them in the order of the micro-batch. Rows are copied and nothing is added up: so the bits are
- * those of one rank.
+ * Each rank has the rows of its own spans (kernels/spans.h). What needs all rows of a value, as attention does, puts them
+ * into their places in the micro-batch, and gets the others' there. Rows are copied and nothing is added up: so the bits
+ * are those of one rank.
  *
  * Order    All ranks of a group make the same calls in the same order, among the other collectives of a run.
  * Threads  One issues, the same as the executor's.
@@ -33,21 +33,21 @@ typedef struct {
     uint64_t row_bytes;
 } tsr_context_rows;
 
-/* Copies the rows of this rank, [tsr_spans_own_rows], to their places among all, or from there. On compute. */
-tsr_status tsr_context_place(tsr_context *context, const tsr_context_rows *rows, const void *own,
-                             int64_t tokens);
-tsr_status tsr_context_take(tsr_context *context, void *own, const tsr_context_rows *rows,
-                            int64_t tokens);
-
-/* Gives every rank all rows of `count` values, of which each has its own in their places: compute's next work finds
- * them. */
+/* Begins to give every rank all rows of `count` values, of which each has put its own into their places on compute. They
+ * are there when compute has waited for a mark that is set afterwards. */
 tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows, int count,
                               int64_t tokens);
 
+/* Marks how far the stream of collectives is; compute's next work comes after what lay before the mark, which was set. */
+#define TSR_CONTEXT_MARKS 4
+tsr_status tsr_context_mark(tsr_context *context, int mark);
+tsr_status tsr_context_await(tsr_context *context, int mark);
+
 /* Integers of all ranks added up, in place. */
 tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count);
-/* The same of an even number of int32, as attention's kernels ask for it (kernels/attention.h); on the stream of compute. */
-tsr_status tsr_context_sum_narrow(void *context, tsr_stream *compute, int32_t *data,
-                                  uint64_t count);
+/* The same of an even number of int32, as attention's kernels ask for it (kernels/attention.h); `stream` is compute. With
+ * `rest` the call goes on on the stream of collectives. */
+tsr_status tsr_context_sum_narrow(void *context, tsr_stream *stream, int32_t *data, uint64_t count,
+                                  tsr_stream **rest);
 
 #endif

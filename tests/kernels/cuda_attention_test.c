@@ -35,6 +35,7 @@ tsr_attention_shape shape_of(const attention_case *c, const operands *x)
                                  .documents = c->documents,
                                  .q_heads = c->q_heads,
                                  .kv_heads = c->kv_heads,
+                                 .all_kv_heads = x->all_kv_heads,
                                  .head_dim = c->dim,
                                  .v_dim = c->v_dim,
                                  .window = c->window,
@@ -164,17 +165,23 @@ static operands new_operands(const problem *p, void *workspace, uint64_t workspa
                       .sinks = {p->dev_sinks, sinks_dtype(p->dtype)}};
 }
 
+static void run_into(const problem *p, const operands *x, forward_function *forward,
+                     backward_function *backward)
+{
+    tsr_attention_args forward_args = forward_of(p->c, x);
+    tsr_attention_backward_args backward_args = backward_of(p->c, x);
+    RUN(tsr_stream_fill(rig.stream, x->workspace, 0xff, x->workspace_bytes));
+    RUN(forward(rig.stream, &forward_args));
+    RUN(tsr_stream_fill(rig.stream, x->workspace, 0xff, x->workspace_bytes));
+    RUN(backward(rig.stream, &backward_args));
+    cuda_wait();
+}
+
 operands run(const problem *p, forward_function *forward, backward_function *backward,
              void *workspace, uint64_t workspace_bytes)
 {
     operands x = new_operands(p, workspace, workspace_bytes);
-    tsr_attention_args forward_args = forward_of(p->c, &x);
-    tsr_attention_backward_args backward_args = backward_of(p->c, &x);
-    RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
-    RUN(forward(rig.stream, &forward_args));
-    RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
-    RUN(backward(rig.stream, &backward_args));
-    cuda_wait();
+    run_into(p, &x, forward, backward);
     return x;
 }
 
@@ -222,6 +229,76 @@ void compare(const problem *p, const operands *first, const operands *second, bo
     expect_same("dv", first->dv, second->dv, (uint64_t)p->v_count * size);
 }
 
+/* ---- a group of heads ---- */
+
+typedef struct {
+    int64_t groups;
+    int group;
+} head_group;
+
+/* The group's columns of rows whose columns are `count` in all, packed. */
+static const void *columns_of(const problem *p, head_group g, const void *rows, int64_t count,
+                              tsr_dtype dtype)
+{
+    int64_t columns = count / p->c->tokens / g.groups;
+    uint64_t size = tsr_dtype_bytes(dtype), bytes = (uint64_t)(columns * p->c->tokens) * size;
+    tsr_copy_columns_args args = {.out = cuda_copy(NULL, bytes),
+                                  .in = (const char *)rows + (uint64_t)(g.group * columns) * size,
+                                  .rows = p->c->tokens,
+                                  .columns = columns,
+                                  .out_stride = columns,
+                                  .in_stride = columns * g.groups,
+                                  .in_dtype = dtype,
+                                  .dtype = dtype,
+                                  .scale = 1};
+    RUN(rig.kernels->copy_columns(rig.stream, &args));
+    cuda_wait();
+    return args.out;
+}
+
+static void expect_columns(const problem *p, head_group g, const char *what, const void *got,
+                           const void *whole, int64_t count)
+{
+    expect_same(what, got, columns_of(p, g, whole, count, p->dtype),
+                (uint64_t)(count / g.groups) * tsr_dtype_bytes(p->dtype));
+}
+
+static void check_group(const problem *p, head_group g, const operands *whole,
+                        forward_function *forward, backward_function *backward)
+{
+    attention_case c = *p->c;
+    problem part = *p;
+    uint64_t sinks = tsr_dtype_bytes(sinks_dtype(p->dtype));
+    c.q_heads /= (int32_t)g.groups, c.kv_heads /= (int32_t)g.groups;
+    part.c = &c;
+    part.dev_q = columns_of(p, g, p->dev_q, p->q_count, p->dtype);
+    part.dev_k = columns_of(p, g, p->dev_k, p->k_count, p->dtype);
+    part.dev_v = columns_of(p, g, p->dev_v, p->v_count, p->dtype);
+    part.dev_d_o = columns_of(p, g, p->dev_d_o, p->o_count, p->dtype);
+    if (p->dev_sinks)
+        part.dev_sinks = (const char *)p->dev_sinks + (uint64_t)(g.group * c.q_heads) * sinks;
+    part.q_count /= g.groups, part.k_count /= g.groups, part.v_count /= g.groups;
+    part.o_count /= g.groups, part.lse_count /= g.groups;
+    operands x = new_operands(&part, whole->workspace, whole->workspace_bytes);
+    x.all_kv_heads = p->c->kv_heads;
+    run_into(&part, &x, forward, backward);
+    const float *lse = p->transposed ? columns_of(p, g, whole->lse, p->lse_count, TSR_F32)
+                                     : whole->lse + g.group * part.lse_count;
+    expect_same("lse of a group", x.lse, lse, (uint64_t)part.lse_count * sizeof(float));
+    expect_columns(p, g, "o of a group", x.o, whole->o, p->o_count);
+    expect_columns(p, g, "dq of a group", x.dq, whole->dq, p->q_count);
+    expect_columns(p, g, "dk of a group", x.dk, whole->dk, p->k_count);
+    expect_columns(p, g, "dv of a group", x.dv, whole->dv, p->v_count);
+}
+
+void check_heads(const problem *p, const operands *whole, forward_function *forward,
+                 backward_function *backward, int32_t kv_heads)
+{
+    head_group g = {p->c->kv_heads / kv_heads, 0};
+    for (; g.groups > 1 && g.group < g.groups; g.group++)
+        check_group(p, g, whole, forward, backward);
+}
+
 /* ---- shared by ranks ---- */
 
 #define MAX_LAUNCHES 16
@@ -230,12 +307,17 @@ void compare(const problem *p, const operands *first, const operands *second, bo
 typedef struct {
     int32_t *total[MAX_LAUNCHES];
     int launch;
-    bool complete;
+    bool complete, last;
 } adder;
 
-static tsr_status add(void *user, tsr_stream *stream, int32_t *values, uint64_t count)
+static tsr_status add(void *user, tsr_stream *stream, int32_t *values, uint64_t count,
+                      tsr_stream **rest)
 {
     adder *a = user;
+    assert_false(a->last); /* nothing comes after that */
+    a->last = rest != NULL;
+    if (rest)
+        *rest = stream;
     int32_t *host = malloc(count * sizeof *host), **total = &a->total[a->launch++];
     assert_true(a->launch <= MAX_LAUNCHES);
     RUN(tsr_stream_synchronize(stream));
@@ -335,7 +417,7 @@ void check_ranks(const problem *p, const operands *whole, forward_function *forw
         x.spans = (tsr_spans){TSR_SPAN_STEP, ranks, turn % ranks};
         if (turn >= ranks)
             x.sum = (tsr_attention_sum){add, &sum};
-        sum.launch = 0, sum.complete = turn >= 2 * ranks;
+        sum.launch = 0, sum.last = false, sum.complete = turn >= 2 * ranks;
         run_shared(p, &x, whole, forward, backward);
         if (turn < ranks || sum.complete)
             expect_own_rows(p, &x.spans, &x, whole);

@@ -48,6 +48,7 @@ typedef struct {
     uint64_t workspace_bytes;
     tsr_dtype dtype;
     tsr_frozen sinks;
+    int32_t all_kv_heads;
     tsr_spans spans;
     tsr_attention_sum sum;
     const float *delta; /* what a shared backward gets instead of o; NULL: o */
@@ -70,6 +71,10 @@ operands run(const problem *p, forward_function *forward, backward_function *bac
 
 /* Of the first run with the reference, and of both bit by bit; `repeats`: of dq too. */
 void compare(const problem *p, const operands *first, const operands *second, bool repeats);
+
+/* Each group of so many key heads alone has the bits that it has in `whole`, what the functions give of all. */
+void check_heads(const problem *p, const operands *whole, forward_function *forward,
+                 backward_function *backward, int32_t kv_heads);
 
 /* `whole` is what the functions give; spans: of a rank. That rank's own rows have the same bits. */
 void check_shared(const problem *p, const operands *whole, forward_function *forward,

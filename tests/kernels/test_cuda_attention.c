@@ -205,6 +205,7 @@ static const attention_case shared_cases[] = {
     {1410, 2, 8, 1, 96, 0, {1300, 100}, 0, 0, 0.2f, 0, 3},
     {1100, 2, 8, 8, 192, 0, {257, 770}, 0, 0, 0, 128},
     {700, 0, 8, 2, 64, 0, {0}},
+    {4096, 2, 16, 8, 128, 0, {2100, 1990}}, /* the own backward */
 };
 
 static void check_shared_case(tsr_sdpa *sdpa, const attention_case *c)
@@ -220,6 +221,11 @@ static void check_shared_case(tsr_sdpa *sdpa, const attention_case *c)
     bytes += rig.kernels->attention_workspace_bytes(&bounds);
     operands whole = run(&p, rig.kernels->attention, rig.kernels->attention_backward,
                          cuda_copy(NULL, bytes), bytes);
+    if (!rig.kernels->attention_sharing(&bounds).needs_o) {
+        const tsr_attention_bounds head = tsr_attention_group(bounds, 1);
+        RUN(tsr_sdpa_prepare(sdpa, &head));
+        check_heads(&p, &whole, rig.kernels->attention, rig.kernels->attention_backward, 1);
+    }
     for (; bounds.spans.rank < 3; bounds.spans.rank++) {
         RUN(tsr_sdpa_prepare(sdpa, &bounds));
         check_shared(&p, &whole, rig.kernels->attention, rig.kernels->attention_backward,

@@ -127,6 +127,7 @@ static void check_wgmma(const problem *p)
     operands first = run(p, tsr_attention_own, backward_wgmma, workspace, all);
     operands second = run(p, tsr_attention_own, backward_wgmma, workspace, least);
     compare(p, &first, &second, true);
+    check_heads(p, &second, tsr_attention_own, backward_wgmma, 1);
     check_ranks(p, &second, tsr_attention_own, backward_wgmma, 2 + (int)p->c->tokens % 2);
 }
 
@@ -149,6 +150,7 @@ static void own_kernel_matches_the_reference(void **state)
             operands second =
                 run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
             compare(&p, &first, &second, true);
+            check_heads(&p, &first, tsr_attention_own, tsr_attention_backward_own, 1);
             check_ranks(&p, &first, tsr_attention_own, tsr_attention_backward_own, 2 + (int)i % 2);
             for (size_t k = 0; dtypes[j] == TSR_BF16 && k < sizeof cards / sizeof *cards; k++) {
                 card = &cards[k];
@@ -157,6 +159,7 @@ static void own_kernel_matches_the_reference(void **state)
                 first = run(&p, own_on_card, own_backward_on_card, workspace, bytes);
                 second = run(&p, own_on_card, own_backward_on_card, workspace, bytes);
                 compare(&p, &first, &second, true);
+                check_heads(&p, &first, own_on_card, own_backward_on_card, 1);
                 check_ranks(&p, &first, own_on_card, own_backward_on_card, 2 + (int)i % 2);
             }
             check_wgmma(&p);
