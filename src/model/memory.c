@@ -111,6 +111,24 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .wider = options->wider};
 }
 
+int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_programs *programs)
+{
+    const tsr_activation_options activation = tsr_model_activation(options);
+    int most = 1;
+    for (int i = 0; tsr_spans_shared(&options->spans) && i < programs->count; i++) {
+        const tsr_block *block = programs->program[i].block;
+        for (int j = 0; j < block->node_count; j++) {
+            if (block->node[j].kind != &tsr_node_attention)
+                continue;
+            const tsr_attention_bounds bounds =
+                tsr_attention_bounds_of(&block->node[j], tsr_activation_attention(&activation));
+            int groups = bounds.kv_heads / options->kernels->attention_sharing(&bounds).kv_heads;
+            most = groups > most ? groups : most;
+        }
+    }
+    return most;
+}
+
 bool tsr_model_tiles(const tsr_model_options *options)
 {
     tsr_activation_options activation = tsr_model_activation(options);

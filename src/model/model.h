@@ -144,6 +144,10 @@ typedef struct {
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
                            const tsr_host_tables *tables, tsr_model_sums sums);
 
+/* In how many groups the key heads of an attention go, one after the other, where ranks share micro-batches
+ * (model/attention_shared.h): the most of any layer's. 1: all at once, or nothing is shared. */
+int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_programs *programs);
+
 /* After the start: who shares micro-batches, as the options' spans say. Borrowed. */
 void tsr_model_share(tsr_model *model, tsr_context *context);
 

@@ -145,18 +145,28 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
     return (bounds.train ? 2 * extra : 0) + (shared > alone ? shared : alone);
 }
 
-/* Of columns in each token: what all ranks give is sent span by span, `values` of them, each to all others; what only passes
- * between a rank's rows and all rows is copied. */
-static void cost_sharing(const tsr_costing *c, tsr_work_term term, int values, double sent,
-                         double copied)
+/* Columns of a token in the exchange of a shared micro-batch. */
+typedef struct {
+    double sent;   /* by each rank to all others */
+    double copied; /* between a rank's rows and all rows; what is sent is copied too */
+    double added;  /* up over the ranks: each part arrives twice */
+} shared_columns;
+
+/* For each group of heads a gather, and maybe a sum, beside the attention of other groups. */
+static void cost_sharing(const tsr_costing *c, shared_columns columns, const tsr_work_op *attention)
 {
     const tsr_work_layer *l = c->layer;
-    tsr_costing part = *c;
-    const tsr_work_amount none = {0, 0}, copies = {0, 2 * tsr_cost_column(c) * (sent + copied)};
-    tsr_cost_both(c, term, TSR_WORK_STREAM, none, copies);
-    part.calls = values * ceil(l->all_tokens / (double)l->program->tile_rows);
-    tsr_cost_both(&part, term, TSR_WORK_EXCHANGE, none,
-                  (tsr_work_amount){0, l->all_tokens * l->element * sent / part.calls});
+    const tsr_work_amount none = {0, 0};
+    double others = (l->all_tokens - l->tokens) * l->element;
+    tsr_cost_both(c, attention->term, TSR_WORK_STREAM, none,
+                  (tsr_work_amount){0, 2 * tsr_cost_column(c) * (columns.sent + columns.copied)});
+    const tsr_work_op op = {.term = c->again ? TSR_WORK_RECOMPUTE : attention->term,
+                            .kind = TSR_WORK_EXCHANGE,
+                            .here = {0, others * (columns.sent + 2 * columns.added)},
+                            .calls = l->head_groups * (columns.added > 0 ? 2 : 1),
+                            .beside = attention,
+                            .parts = l->head_groups};
+    c->call(c->user, &op);
 }
 
 /* Two matmuls of the visible pairs forward, five backward; q, k, v and o once, and their gradients. */
@@ -174,13 +184,17 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
     (void)step;
     if (backward && c->layer->pairs_back > 0)
         here = c->layer->pairs_back;
-    if (c->layer->all_tokens > 0 && backward)
-        cost_sharing(c, term, 6, q + k + v + 2 * o + lse, q + k + v);
-    else if (c->layer->all_tokens > 0)
-        cost_sharing(c, term, 2, k + v, q + o);
-    tsr_cost_both(c, term, backward ? TSR_WORK_ATTEND_BACK : TSR_WORK_ATTEND,
-                  (tsr_work_amount){pair * c->layer->pairs, bytes},
-                  (tsr_work_amount){pair * here, bytes});
+    const tsr_work_op attention = {.term = term,
+                                   .kind = backward ? TSR_WORK_ATTEND_BACK : TSR_WORK_ATTEND,
+                                   .least = {pair * c->layer->pairs, bytes},
+                                   .here = {pair * here, bytes}};
+    /* delta and lse are one fp32 a head, sums of dq one an element. */
+    double sums = c->layer->adds_dq ? q * sizeof(float) / c->layer->element : 0;
+    const shared_columns ahead = {k + v, q + o, 0};
+    const shared_columns back = {q + k + v + o + 2 * lse, q + k + v, sums};
+    if (c->layer->all_tokens > 0)
+        cost_sharing(c, backward ? back : ahead, &attention);
+    tsr_cost_both(c, term, attention.kind, attention.least, attention.here);
 }
 
 const tsr_node_kind tsr_node_attention = {.name = "attention",

@@ -30,7 +30,11 @@ double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
     double bytes = op->kind == TSR_WORK_EXCHANGE ? rates->exchange : rates->copy;
     double copy = work->bytes / bytes, compute = work->flops / rate;
     double seconds = (copy > compute ? copy : compute) / (reached > 0 ? reached : 1);
-    return hypot(seconds, fmax(op->calls, 1) * rates->ends_s[op->kind]);
+    seconds = hypot(seconds, fmax(op->calls, 1) * rates->ends_s[op->kind]);
+    if (!op->beside)
+        return seconds;
+    double first = seconds / op->parts, rest = 1 - 1.0 / op->parts;
+    return first + fmax(0, rest * (seconds - tsr_work_seconds(rates, op->beside)));
 }
 
 /* ---- operations ---- */

@@ -14,8 +14,9 @@
  * where a product of rank r is a matmul of its own or goes into the weight instead of riding on the
  * base's, and every linear reads its input for its adapter itself.
  *
- * Of a micro-batch that several ranks share, what one of them does is counted. Attention then waits for rows of the others,
- * and copies its own to where all rows lie and back (model/attention_shared.h); at least, it does neither.
+ * Of a micro-batch that several ranks share, what one of them does is counted. Attention then waits for rows of the others
+ * that go to its first heads (those of others arrive meanwhile, as far as there is time), and copies its own to where all
+ * rows lie and back (model/attention_shared.h); at least, it does neither.
  *
  * With an fp8 base its matmuls read one byte an element, its weights are decoded to as much, and x, once
  * for all linears that read it, and dz are quantized: at least that writes a byte where they are made; here
@@ -58,7 +59,7 @@ typedef enum {
     TSR_WORK_ATTEND_BACK,
     TSR_WORK_STREAM,   /* reads and writes */
     TSR_WORK_DECODE,   /* NF4 to the compute dtype */
-    TSR_WORK_EXCHANGE, /* rows of other ranks, which arrive */
+    TSR_WORK_EXCHANGE, /* with other ranks: what arrives */
     TSR_WORK_KINDS
 } tsr_work_kind;
 
@@ -66,10 +67,13 @@ typedef struct {
     double flops, bytes;
 } tsr_work_amount;
 
-typedef struct {
+typedef struct tsr_work_op {
     tsr_work_term term;
     tsr_work_kind kind;
     tsr_work_amount least, here;
+    /* Of an exchange in so many parts: all but one go on beside this operation, as long as it takes. NULL: it is waited for. */
+    const struct tsr_work_op *beside;
+    int parts;
     double calls;    /* that do `here`, one after the other; 0: 1 */
     bool least_only; /* `here` is told by another: of what is done in tiles */
 } tsr_work_op;
@@ -101,6 +105,8 @@ typedef struct {
     double pairs_here;    /* as many as this device's attention takes as long for; 0: pairs */
     double pairs_back;    /* the same of its backward; 0: as many as forward */
     double all_tokens;    /* of all ranks that share a micro-batch of which this is one's; else 0 */
+    int head_groups;      /* of key heads, which attention then has one after the other */
+    bool adds_dq;         /* and whose dq is added up over these ranks, as int32 */
     int64_t step_micro; /* micro-batches of a step, of all ranks: for the choice of graphs; or 0 */
     bool last;          /* has the final norm */
     const tsr_layer_run *run; /* of one use of it; NULL: all of it */

@@ -139,6 +139,8 @@ static tsr_work_layer describe(const costing *c, int u)
                             .pairs_here = pairs_here(c, pairs),
                             .pairs_back = shared ? pairs_here(c, own.backward) : 0,
                             .all_tokens = c->all_tokens,
+                            .head_groups = tsr_model_head_groups(&d->model, d->programs),
+                            .adds_dq = c->speeds->cuda,
                             .step_micro = d->model.step_micro,
                             .program = tsr_layer_program_of(d->programs, u)};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);

@@ -296,14 +296,15 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
         "\"optimizer_offload\":%s,"
         "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d,\"tile_rows\":%" PRId64
-        ",\"context_parallel_size\":%d,\"rank_tokens\":%" PRId64,
+        ",\"context_parallel_size\":%d,\"rank_tokens\":%" PRId64 ",\"head_groups\":%d",
         view->ranks, d->group, d->replicas, d->plan->hash, memory->total[TSR_PLACE_DEVICE],
         memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE], d->reserve, d->budget,
         d->host_budget, layout->parameter_count, layout->trainable_count, base_compute(d),
         d->plan->options.slots, d->activations_offloaded ? "true" : "false",
         d->state_offloaded ? "true" : "false", d->plan->chunk_count,
         d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1,
-        tsr_decide_tile_rows(d), d->model.spans.ranks, d->model.bounds.tokens);
+        tsr_decide_tile_rows(d), d->model.spans.ranks, d->model.bounds.tokens,
+        tsr_model_head_groups(&d->model, d->programs));
     print_json_experts(out, layout);
     tsr_text_puts(out, ",\n\"units\":[");
     for (int i = 0; i < layout->plan_unit_count; i++) {
@@ -408,7 +409,16 @@ static void print_context(tsr_text *out, const tsr_decision *d, const tsr_inputs
 {
     size_t before = out->length;
     tsr_decide_put_context(out, d, inputs);
-    tsr_text_puts(out, out->length > before ? " (context_parallel_size)\n" : "");
+    if (out->length == before)
+        return;
+    tsr_text_puts(out, " (context_parallel_size)\n");
+    int groups = tsr_model_head_groups(&d->model, d->programs);
+    if (groups > 1)
+        tsr_text_printf(
+            out,
+            "attention takes its key heads in %d groups, and ranks exchange the rows of "
+            "one group beside the work on another\n",
+            groups);
 }
 
 static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,

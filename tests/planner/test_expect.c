@@ -584,7 +584,8 @@ static void test_groups_and_networks(void **state)
 }
 
 /* A micro-batch of one row in spans of `span`, on as many ranks as share it. */
-static tsr_expectation expect_shared(int64_t tokens, int64_t span, int ranks, double link)
+static tsr_expectation expect_shared(int64_t tokens, int64_t span, int ranks, double link,
+                                     int *groups)
 {
     tsr_speeds speeds;
     tsr_inputs inputs = {.compute = TSR_BF16};
@@ -600,35 +601,49 @@ static tsr_expectation expect_shared(int64_t tokens, int64_t span, int ranks, do
     speeds.value[TSR_SPEED_LINK] = link;
     decide_on(&d, &inputs, text, ranks, ranks, TSR_BUDGET_UNKNOWN, &speeds);
     tsr_expectation e = d.expected;
+    *groups = tsr_model_head_groups(&d.model, d.programs);
     tsr_decision_free(&d);
     tsr_inputs_close(&inputs);
     return e;
 }
 
-/* Ranks that share a micro-batch divide its work, as the one with the most has it, and wait for each other's rows. */
+/* Seconds that two ranks take longer for a row of 8192 tokens over such a link. */
+static double wait_for(double link, double step)
+{
+    int groups;
+    return expect_shared(8192, 1024, 2, link, &groups).simulation.step - step;
+}
+
+/* Ranks that share a micro-batch divide its work, as the one with the most has it. They wait for each other's rows: of one
+ * group of heads, and of others for what takes longer than attention. */
 static void test_sharing(void **state)
 {
-    static const double fast = 1e15, slow = 1e10;
+    static const double fast = 1e15, good = 3e11, slow = 1e10;
+    int none, groups;
     (void)state;
     write_model("llama3-8b", 4);
-    tsr_expectation alone = expect_shared(8192, 1024, 1, fast);
-    tsr_expectation two = expect_shared(8192, 1024, 2, fast);
-    tsr_expectation waits = expect_shared(8192, 1024, 2, slow);
+    tsr_expectation alone = expect_shared(8192, 1024, 1, fast, &none);
+    tsr_expectation two = expect_shared(8192, 1024, 2, fast, &groups);
+    assert_int_equal(none, 1);
     assert_true(two.step_tokens == 8192 && alone.step_tokens == 8192);
     assert_true(fabs(two.step_flops / alone.step_flops - 1) < 1e-9);
     double share = two.simulation.step / alone.simulation.step;
-    /* k and v; then q, k, v, o, d_o and lse, all of which pass every link. */
-    double forward = 2 * 8 * 128 * 2, backward = (3 * 32 + 2 * 8) * 128 * 2 + 32 * 4;
-    double rows = 4 * 8192 * (forward + backward) / slow;
-    double longer = waits.simulation.step - two.simulation.step;
+    /* Of half of the tokens k and v; then q, k, v, d_o, delta, lse and twice the sums of dq. */
+    double forward = 2 * 8 * 128 * 2, backward = (2 * 32 + 2 * 8) * 128 * 2 + 2 * 32 * 4;
+    double bytes = 4 * 4096 * (forward + backward + 2 * 32 * 128 * 4);
+    double soon = wait_for(good, two.simulation.step), late = wait_for(slow, two.simulation.step);
+    double later = wait_for(slow / 2, two.simulation.step);
     /* Of three spans one rank has two, with 8 of 9 pairs. */
-    double uneven = expect_shared(6144, 2048, 2, fast).simulation.step /
-                    expect_shared(6144, 2048, 1, fast).simulation.step;
+    double uneven = expect_shared(6144, 2048, 2, fast, &groups).simulation.step /
+                    expect_shared(6144, 2048, 1, fast, &none).simulation.step;
     print_message(
-        "    half: %.3f of the time, rows of others %.4g s more (%.4g), two thirds: %.3f\n", share,
-        longer, rows, uneven);
+        "    half: %.3f of the time, in %d groups rows of others %.4g s more (%.4g), over "
+        "slow links %.4g (%.4g), two thirds: %.3f\n",
+        share, groups, soon, bytes / good / groups, late, bytes / slow, uneven);
     assert_true(share > 0.5 && share < 0.6);
-    assert_true(fabs(longer / rows - 1) < 0.02);
+    assert_true(soon > 0.95 * bytes / good / groups && soon < 1.4 * bytes / good / groups);
+    assert_true(groups == 1 ? fabs(late / bytes * slow - 1) < 0.02 : late < bytes / slow);
+    assert_true(fabs((later - late) / bytes * slow - 1) < 0.02);
     assert_true(uneven > 2.0 / 3 && uneven < 0.8);
 }
 
