@@ -548,6 +548,8 @@ tsr_status tsr_job_start_executor(tsr_job *job, const tsr_executor_owner *owner,
                                     .log_count = job->trace ? tsr_trace_records(job->trace) : 0};
     options.callbacks.user = job;
     TSR_TRY(tsr_job_agree(job, tsr_executor_create(&job->executor, &options)));
+    if (job->context)
+        tsr_context_watch(job->context, tsr_executor_exchange, job->executor);
     TSR_TRY(tsr_executor_prologue(job->executor));
     tsr_job_base_of(job)->active = job;
     return TSR_OK;

@@ -265,7 +265,7 @@ static bool checkpoint_due(const tsr_job *job, const tsr_batch_step_info *info)
 static double exposed(const tsr_executor *executor)
 {
     tsr_exposed e = tsr_executor_exposed(executor);
-    return e.h2d + e.gather + e.reduce + e.load + e.save;
+    return e.h2d + e.gather + e.reduce + e.load + e.save + e.exchange;
 }
 
 double tsr_job_exposed(const tsr_job *job)

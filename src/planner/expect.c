@@ -12,9 +12,9 @@
 /* Of the documents that attention's rates are measured with on a card (environment.c, bench_roofs). */
 #define MEASURED_LENGTH 2048
 
-/* Seconds of one use of a unit by a layer, and of the norms before it. */
+/* Seconds of one use of a unit by a layer, and of the norms before it. waits: of compute, for other ranks. */
 typedef struct {
-    double compute, norm;
+    double compute, norm, waits;
 } use_seconds;
 
 typedef struct {
@@ -27,8 +27,8 @@ typedef struct {
     double all_tokens; /* of all ranks that share it: the above are then one's; else 0 */
     double element;
     use_seconds *use;
-    int *first;            /* [2 layer + whether it is the backward]: of its uses */
-    double seconds, flops; /* of what is being added up */
+    int *first;                   /* [2 layer + whether it is the backward]: of its uses */
+    double seconds, waits, flops; /* of what is being added up */
 } costing;
 
 /* ---- the work of uses ---- */
@@ -36,7 +36,10 @@ typedef struct {
 static void add(void *user, const tsr_work_op *op)
 {
     costing *c = user;
-    c->seconds += tsr_work_seconds(&c->rates, op);
+    double seconds = tsr_work_seconds(&c->rates, op);
+    c->seconds += seconds;
+    if (op->kind == TSR_WORK_EXCHANGE)
+        c->waits += seconds;
     c->flops += op->least.flops;
 }
 
@@ -178,6 +181,14 @@ static void cost_chunks(costing *c, int layer, bool backward, int runs)
     }
 }
 
+/* With what has been added up. */
+static use_seconds compute_of(costing *c, const use_seconds *use)
+{
+    double waits = c->waits;
+    c->waits = 0;
+    return (use_seconds){taken(c), use->norm, waits};
+}
+
 static void cost_layer(costing *c, int u)
 {
     const tsr_decision *d = c->decision;
@@ -195,7 +206,7 @@ static void cost_layer(costing *c, int u)
     for (int i = 0; i < count; i++) {
         layer.run = &runs[i];
         tsr_work_forward(&layer, add, c);
-        own[i].compute = taken(c);
+        own[i] = compute_of(c, &own[i]);
     }
     if (tsr_stride_again(d->plan->stride, u))
         c->flops += c->flops - before;
@@ -205,7 +216,7 @@ static void cost_layer(costing *c, int u)
     for (int i = 0; i < count; i++) {
         layer.run = &runs[i];
         tsr_work_backward(&layer, add, c);
-        own[i].compute = taken(c);
+        own[i] = compute_of(c, &own[i]);
     }
     if (count)
         cost_chunks(c, u, true, count);
@@ -341,7 +352,7 @@ static double saved(const costing *c, const tsr_plan_op *op)
 static tsr_op_cost beside(double seconds, double at_full_speed, double slows)
 {
     double share = at_full_speed < seconds ? at_full_speed / seconds : 1;
-    return (tsr_op_cost){seconds, seconds > 0 ? share * slows : 0};
+    return (tsr_op_cost){.seconds = seconds, .slows = seconds > 0 ? share * slows : 0};
 }
 
 static tsr_op_cost host_cost(const costing *c, double seconds, double bytes, tsr_speed speed)
@@ -377,16 +388,18 @@ static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
     case TSR_OP_REDUCE:
         return link_cost(c, reduce(c, op), bytes * (group - 1));
     case TSR_OP_NORM:
-        return (tsr_op_cost){c->use[c->first[2 * op->layer] + op->use].norm, 0};
-    case TSR_OP_COMPUTE:
-        return (tsr_op_cost){
-            c->use[c->first[2 * op->layer + (op->phase == TSR_USE_BACKWARD)] + op->use].compute, 0};
+        return (tsr_op_cost){.seconds = c->use[c->first[2 * op->layer] + op->use].norm};
+    case TSR_OP_COMPUTE: {
+        const use_seconds *use =
+            &c->use[c->first[2 * op->layer + (op->phase == TSR_USE_BACKWARD)] + op->use];
+        return (tsr_op_cost){.seconds = use->compute, .waits = use->waits};
+    }
     case TSR_OP_OPTIM: /* fills a card, on which it comes first */
-        return (tsr_op_cost){update(c, op), c->speeds->cuda ? 1 : 0};
+        return (tsr_op_cost){.seconds = update(c, op), .slows = c->speeds->cuda ? 1 : 0};
     case TSR_OP_CONTROL: /* there and back */
-        return (tsr_op_cost){2 * collective(c, world, WORD_BYTES), 0};
+        return (tsr_op_cost){.seconds = 2 * collective(c, world, WORD_BYTES)};
     default:
-        return (tsr_op_cost){c->rates.ends_s[TSR_WORK_STREAM], 0};
+        return (tsr_op_cost){.seconds = c->rates.ends_s[TSR_WORK_STREAM]};
     }
 }
 

@@ -7,6 +7,8 @@ struct tsr_context {
     tsr_stream *compute, *collectives;
     tsr_event *placed, *arrived, *mark[TSR_CONTEXT_MARKS];
     tsr_spans spans;
+    tsr_status (*wait)(void *user, bool over); /* NULL: nobody is told */
+    void *user;
 };
 
 tsr_status tsr_context_create(tsr_context **out, tsr_comm *comm, tsr_stream *compute,
@@ -43,6 +45,12 @@ void tsr_context_destroy(tsr_context *context)
     free(context);
 }
 
+void tsr_context_watch(tsr_context *context, tsr_status (*wait)(void *user, bool over), void *user)
+{
+    context->wait = wait;
+    context->user = user;
+}
+
 tsr_spans tsr_context_spans(const tsr_context *context)
 {
     return context ? context->spans : (tsr_spans){0};
@@ -70,17 +78,18 @@ static tsr_status send(tsr_context *context, const tsr_context_rows *rows, int64
     return TSR_OK;
 }
 
-/* What `stream` is given from here on comes after what `other` has. */
-static tsr_status follow(tsr_stream *stream, tsr_event *event, tsr_stream *other)
+/* What the stream of collectives is given from here on comes after what compute has. */
+static tsr_status follow(tsr_context *context)
 {
-    TSR_TRY(tsr_event_record(event, other));
-    return tsr_stream_wait(stream, event, tsr_event_recorded(event));
+    TSR_TRY(tsr_event_record(context->placed, context->compute));
+    return tsr_stream_wait(context->collectives, context->placed,
+                           tsr_event_recorded(context->placed));
 }
 
 tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows, int count,
                               int64_t tokens)
 {
-    TSR_TRY(follow(context->collectives, context->placed, context->compute));
+    TSR_TRY(follow(context));
     TSR_TRY(tsr_comm_group_begin(context->comm, context->collectives));
     tsr_status status = TSR_OK;
     for (int i = 0; i < count && status == TSR_OK; i++)
@@ -94,23 +103,37 @@ tsr_status tsr_context_mark(tsr_context *context, int mark)
     return tsr_event_record(context->mark[mark], context->collectives);
 }
 
+/* For the latest record. */
+static tsr_status await(tsr_context *context, tsr_event *event)
+{
+    if (context->wait)
+        TSR_TRY(context->wait(context->user, false));
+    TSR_TRY(tsr_stream_wait(context->compute, event, tsr_event_recorded(event)));
+    return context->wait ? context->wait(context->user, true) : TSR_OK;
+}
+
 tsr_status tsr_context_await(tsr_context *context, int mark)
 {
-    tsr_event *event = context->mark[mark];
-    return tsr_stream_wait(context->compute, event, tsr_event_recorded(event));
+    return await(context, context->mark[mark]);
+}
+
+static tsr_status catch_up(tsr_context *context)
+{
+    TSR_TRY(tsr_event_record(context->arrived, context->collectives));
+    return await(context, context->arrived);
 }
 
 /* On the stream of collectives, behind what compute has. */
 static tsr_status sum(tsr_context *context, int64_t *data, uint64_t count, tsr_reduce_op op)
 {
-    TSR_TRY(follow(context->collectives, context->placed, context->compute));
+    TSR_TRY(follow(context));
     return tsr_comm_all_reduce(context->comm, context->collectives, data, count, op);
 }
 
 tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count)
 {
     TSR_TRY(sum(context, data, count, TSR_SUM));
-    return follow(context->compute, context->arrived, context->collectives);
+    return catch_up(context);
 }
 
 tsr_status tsr_context_sum_narrow(void *user, tsr_stream *stream, int32_t *data, uint64_t count,
@@ -122,7 +145,7 @@ tsr_status tsr_context_sum_narrow(void *user, tsr_stream *stream, int32_t *data,
                         (unsigned long long)count);
     TSR_TRY(sum(context, (int64_t *)(void *)data, count / 2, TSR_SUM_HALVES));
     if (!rest)
-        return follow(context->compute, context->arrived, context->collectives);
+        return catch_up(context);
     *rest = context->collectives;
     return TSR_OK;
 }

@@ -24,6 +24,10 @@ tsr_status tsr_context_create(tsr_context **out, tsr_comm *comm, tsr_stream *com
 /* When the streams are idle. NULL is fine. */
 void tsr_context_destroy(tsr_context *context);
 
+/* `wait`, with its user, is called when compute begins to wait for the stream of collectives, and when it is past that:
+ * what it enqueues on compute then lies before and behind the wait. NULL: nobody is told. */
+void tsr_context_watch(tsr_context *context, tsr_status (*wait)(void *user, bool over), void *user);
+
 /* Which rows are this rank's; of NULL: all. */
 tsr_spans tsr_context_spans(const tsr_context *context);
 

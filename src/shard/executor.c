@@ -388,6 +388,7 @@ tsr_exposed tsr_executor_exposed(const tsr_executor *executor)
                          .reduce = seconds[TSR_CAUSE_REDUCE],
                          .load = seconds[TSR_CAUSE_LOAD],
                          .save = seconds[TSR_CAUSE_SAVE],
+                         .exchange = seconds[TSR_CAUSE_EXCHANGE],
                          .other = seconds[TSR_CAUSE_OTHER]};
 }
 

@@ -132,10 +132,11 @@ typedef struct {
 } tsr_executor_options;
 
 /* Seconds the compute stream stood waiting, by cause: load and save are activations that come back
- * and that have still to go before their region is written again. On a GPU a wait that was over
+ * and that have still to go before their region is written again, exchange is within an op for the ranks that share a
+ * micro-batch. On a GPU a wait that was over
  * before it began counts the one or two microseconds that its two timed events take. */
 typedef struct {
-    double h2d, gather, reduce, load, save, other;
+    double h2d, gather, reduce, load, save, exchange, other;
 } tsr_exposed;
 
 /* On success the caller owns *out. */
@@ -150,6 +151,9 @@ tsr_status tsr_executor_prologue(tsr_executor *executor);
 tsr_status tsr_executor_micro_batch(tsr_executor *executor, bool train, bool empty);
 tsr_status tsr_executor_step_end(tsr_executor *executor, const tsr_host_flags *flags);
 tsr_status tsr_executor_eval_end(tsr_executor *executor, const tsr_host_flags *flags);
+
+/* For tsr_context_watch: compute begins to wait within the op that is issued, or no longer waits. */
+tsr_status tsr_executor_exchange(void *executor, bool over);
 
 /* Copies the oldest unread word to `word` [tsr_store_words]. TSR_EINVAL: there is none. */
 tsr_status tsr_executor_wait_word(tsr_executor *executor, int64_t *word);

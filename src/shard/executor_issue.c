@@ -55,6 +55,13 @@ static tsr_status place(tsr_executor *executor, const tsr_plan_op *op, tsr_mark_
                                                 .record = record});
 }
 
+tsr_status tsr_executor_exchange(void *user, bool over)
+{
+    tsr_executor *executor = user;
+    return place(executor, executor->op, over ? TSR_MARK_WAITED : TSR_MARK_WAIT,
+                 TSR_CAUSE_EXCHANGE);
+}
+
 static tsr_status wait_all(tsr_executor *executor, const tsr_plan_op *op)
 {
     bool measured = op->stream == TSR_STREAM_COMPUTE && op->wait_count > 0;

@@ -87,8 +87,10 @@ tsr_wait_cause tsr_event_cause(int event)
 const char *tsr_cause_name(tsr_wait_cause cause)
 {
     static const char *const name[TSR_CAUSE_COUNT] = {
-        [TSR_CAUSE_H2D] = "h2d",   [TSR_CAUSE_GATHER] = "gather", [TSR_CAUSE_REDUCE] = "reduce",
-        [TSR_CAUSE_LOAD] = "load", [TSR_CAUSE_SAVE] = "save",     [TSR_CAUSE_OTHER] = "other"};
+        [TSR_CAUSE_H2D] = "h2d",       [TSR_CAUSE_GATHER] = "gather",
+        [TSR_CAUSE_REDUCE] = "reduce", [TSR_CAUSE_LOAD] = "load",
+        [TSR_CAUSE_SAVE] = "save",     [TSR_CAUSE_EXCHANGE] = "exchange",
+        [TSR_CAUSE_OTHER] = "other"};
     return name[cause];
 }
 

@@ -128,6 +128,7 @@ typedef enum {
     TSR_CAUSE_REDUCE,
     TSR_CAUSE_LOAD,
     TSR_CAUSE_SAVE,
+    TSR_CAUSE_EXCHANGE, /* inside an op: for ranks that share its micro-batch (shard/context.h) */
     TSR_CAUSE_OTHER,
     TSR_CAUSE_COUNT
 } tsr_wait_cause;

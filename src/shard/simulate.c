@@ -153,6 +153,7 @@ static tsr_status begin_ops(int *active, simulator *s)
         if (op && may_begin(s, w, op)) {
             tsr_op_cost cost = s->cost(s->user, op);
             waited(s, w, op);
+            s->sum.exposed[TSR_CAUSE_EXCHANGE] += cost.waits;
             w->active = true;
             w->left = cost.seconds;
             w->slows = cost.slows;

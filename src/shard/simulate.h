@@ -16,6 +16,7 @@
 typedef struct {
     double seconds; /* of the op alone */
     double slows;   /* the share of compute's speed that it takes meanwhile, 0 .. 1 */
+    double waits;   /* of its seconds: compute stands waiting for other ranks */
 } tsr_op_cost;
 
 typedef tsr_op_cost tsr_op_cost_call(void *user, const tsr_plan_op *op);

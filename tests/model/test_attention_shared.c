@@ -229,10 +229,18 @@ typedef struct {
     const problem *p;
     tsr_comm *comm;
     values own;
+    int waits, waited; /* as the context tells */
     tsr_status status;
     char message[256];
     pthread_t thread;
 } rank_run;
+
+static tsr_status count_wait(void *user, bool over)
+{
+    rank_run *r = user;
+    r->waits += !over, r->waited += over;
+    return r->waits - r->waited == !over ? TSR_OK : tsr_fail(TSR_EINTERNAL, "a wait in a wait");
+}
 
 static void take_own(rank_run *r, const tsr_spans *spans, int64_t own_tokens)
 {
@@ -316,8 +324,10 @@ static void *rank_main(void *opaque)
         r->status = tsr_stream_create(&collectives, device, "comm");
     if (r->status == TSR_OK)
         r->status = tsr_context_create(&context, r->comm, compute_stream, collectives, SPAN);
-    if (r->status == TSR_OK)
+    if (r->status == TSR_OK) {
+        tsr_context_watch(context, count_wait, r);
         r->status = run_both(r, context, compute_stream);
+    }
     if (r->status < 0)
         snprintf(r->message, sizeof r->message, "%s", tsr_last_error());
     if (collectives)
@@ -367,6 +377,9 @@ static void run_ranks(const problem *p, int ranks)
         if (run[i].status < 0)
             fail_msg("rank %d of %d: %s", i, ranks, run[i].message);
         expect_own(&run[i], &(tsr_spans){SPAN, ranks, i});
+        /* For rows, forward and backward, and for sums of dq. */
+        assert_int_equal(run[i].waits, 3 * p->shape.kv_heads / way.kv_heads);
+        assert_int_equal(run[i].waited, run[i].waits);
         free_values(&run[i].own);
     }
 }

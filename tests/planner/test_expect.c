@@ -632,6 +632,7 @@ static void test_sharing(void **state)
     double forward = 2 * 8 * 128 * 2, backward = (2 * 32 + 2 * 8) * 128 * 2 + 2 * 32 * 4;
     double bytes = 4 * 4096 * (forward + backward + 2 * 32 * 128 * 4);
     double soon = wait_for(good, two.simulation.step), late = wait_for(slow, two.simulation.step);
+    tsr_simulation waits = expect_shared(8192, 1024, 2, slow, &groups).simulation;
     double later = wait_for(slow / 2, two.simulation.step);
     /* Of three spans one rank has two, with 8 of 9 pairs. */
     double uneven = expect_shared(6144, 2048, 2, fast, &groups).simulation.step /
@@ -644,6 +645,8 @@ static void test_sharing(void **state)
     assert_true(soon > 0.95 * bytes / good / groups && soon < 1.4 * bytes / good / groups);
     assert_true(groups == 1 ? fabs(late / bytes * slow - 1) < 0.02 : late < bytes / slow);
     assert_true(fabs((later - late) / bytes * slow - 1) < 0.02);
+    assert_true(fabs(waits.exposed[TSR_CAUSE_EXCHANGE] / late - 1) < 0.02);
+    assert_true(alone.simulation.exposed[TSR_CAUSE_EXCHANGE] == 0);
     assert_true(uneven > 2.0 / 3 && uneven < 0.8);
 }
 

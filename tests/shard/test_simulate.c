@@ -31,7 +31,8 @@ static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
     double seconds = c->kind[op->kind];
     if (op->kind == TSR_OP_COMPUTE && c->unit[op->unit] > 0)
         seconds = c->unit[op->unit];
-    return (tsr_op_cost){seconds, op->stream == TSR_STREAM_COMPUTE ? 0 : c->slows};
+    return (tsr_op_cost){.seconds = seconds,
+                         .slows = op->stream == TSR_STREAM_COMPUTE ? 0 : c->slows};
 }
 
 static tsr_simulation simulate(const random_model *model, const costs *c, int64_t rounds)
