@@ -403,6 +403,48 @@ static void long_documents_are_bounded(void **state)
     }
 }
 
+static void check_group(const tsr_attention_bounds *all, int32_t kv_heads)
+{
+    const tsr_attention_bounds group = tsr_attention_group(*all, kv_heads);
+    tsr_sdpa_cut cut, whole;
+    bool cut_all = tsr_sdpa_cut_for(&whole, all, TSR_SDPA_CAP_BYTES);
+    assert_int_equal(tsr_sdpa_cut_for(&cut, &group, TSR_SDPA_CAP_BYTES), cut_all);
+    assert_true(tsr_attention_workspace_bytes_cuda(&group) <=
+                tsr_attention_workspace_bytes_cuda(all));
+    if (!cut_all)
+        return;
+    assert_int_equal(cut.own_bytes > 0, whole.own_bytes > 0);
+    assert_int_equal(cut.by_head, whole.by_head);
+    assert_int_equal(cut.parts, whole.parts);
+    assert_int_equal(cut.heads, group.q_heads);
+}
+
+/* Groups of heads of a shared micro-batch: the kernels are those of all heads, however few there are and long it is; and a
+ * group is no smaller than keeps a card busy. */
+static void groups_run_as_all_heads(void **state)
+{
+    (void)state;
+    static const int64_t tokens[] = {2048, 4096, 32768, 131072, 600000};
+    static const int32_t kv[] = {1, 2, 8, 32}, dims[] = {64, 96, 128};
+    for (int i = 0; i < 5 * 4 * 3; i++) {
+        const tsr_attention_bounds b = {.tokens = tokens[i % 5],
+                                        .documents = 1,
+                                        .longest = tokens[i % 5],
+                                        .q_heads = 32,
+                                        .kv_heads = kv[i / 5 % 4],
+                                        .head_dim = dims[i / 20],
+                                        .spans = {1024, 2, 0},
+                                        .dtype = TSR_BF16,
+                                        .train = true};
+        const tsr_attention_sharing sharing = tsr_attention_sharing_cuda(&b);
+        assert_int_equal(b.kv_heads % sharing.kv_heads, 0);
+        assert_true(sharing.kv_heads == b.kv_heads ||
+                    (!sharing.needs_o && b.tokens / 128 / 2 * sharing.kv_heads >= 256));
+        for (int32_t heads = 1; heads < b.kv_heads && !sharing.needs_o; heads *= 2)
+            check_group(&b, heads);
+    }
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -426,6 +468,7 @@ int main(void)
         cmocka_unit_test(attention_runs_in_the_same_kernel),
         cmocka_unit_test(workspaces_are_bounded),
         cmocka_unit_test(long_documents_are_bounded),
+        cmocka_unit_test(groups_run_as_all_heads),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
