@@ -81,12 +81,12 @@ static layout lay_out(char *base, const tsr_kernels *kernels, const tsr_attentio
 uint64_t tsr_attention_shared_bytes(const tsr_kernels *kernels, const tsr_attention_bounds *bounds)
 {
     uint64_t most = 0;
-    for (int backward = 0; tsr_spans_shared(&bounds->spans) && backward <= bounds->train;
-         backward++) {
-        uint64_t bytes = lay_out(NULL, kernels, bounds, bounds->tokens,
-                                 tsr_attention_own_tokens(bounds), backward)
-                             .bytes;
-        most = bytes > most ? bytes : most;
+    if (!tsr_spans_shared(&bounds->spans) || bounds->tokens <= bounds->spans.rows)
+        return 0;
+    for (int backward = 0; backward <= bounds->train; backward++) {
+        const layout l = lay_out(NULL, kernels, bounds, bounds->tokens,
+                                 tsr_attention_own_tokens(bounds), backward);
+        most = l.bytes > most ? l.bytes : most;
     }
     return most;
 }

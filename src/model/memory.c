@@ -115,7 +115,10 @@ int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_prog
 {
     const tsr_activation_options activation = tsr_model_activation(options);
     int most = 1;
-    for (int i = 0; tsr_spans_shared(&options->spans) && i < programs->count; i++) {
+    if (!tsr_spans_shared(&options->spans) ||
+        tsr_batch_all_tokens(&options->bounds) <= options->spans.rows)
+        return 1;
+    for (int i = 0; i < programs->count; i++) {
         const tsr_block *block = programs->program[i].block;
         for (int j = 0; j < block->node_count; j++) {
             if (block->node[j].kind != &tsr_node_attention)

@@ -317,15 +317,15 @@ static void test_screen(void **state)
 static void test_context(void **state)
 {
     static const struct {
-        int span, ranks, tokens;
+        int span, ranks, tokens, groups;
         const char *line, *warning;
     } cases[] = {
-        {48, 2, 80,
+        {48, 2, 80, 2,
          "2 ranks share each micro-batch of more than 48 tokens, span by span: of 128 tokens each "
          "has at most 80 (context_parallel_size)",
          NULL},
-        {16, 3, 48, "3 ranks share", NULL},
-        {128, 2, 128, "of more than 128 tokens, but none has more than 128 (",
+        {16, 3, 48, 2, "attention takes its key heads in 2 groups", NULL},
+        {128, 2, 128, 1, "of more than 128 tokens, but none has more than 128 (",
          "configuration:5: context_parallel_size is 2, but no micro-batch has more than "
          "context_span "
          "tokens, 128: of each 2 ranks one computes and the others wait; write "
@@ -344,6 +344,7 @@ static void test_context(void **state)
             fail_msg("no '%s' in: %s", cases[i].line, text);
         assert_int_equal(number(p, "context_parallel_size"), cases[i].ranks);
         assert_int_equal(number(p, "rank_tokens"), cases[i].tokens);
+        assert_int_equal(number(p, "head_groups"), cases[i].groups);
         if (cases[i].warning ? !strstr(warnings, cases[i].warning) : warnings[0])
             fail_msg("%s: '%s'", keys, warnings);
         json_decref(p);
