@@ -66,6 +66,7 @@ const tsr_case tsr_conformance[] = {
     {"abort_while_waiting", tsr_case_abort_while_waiting, 1, .dies = true},
     {"abort_while_exchanging", tsr_case_abort_while_exchanging, 2, .dies = true},
     {"abort_while_copying", tsr_case_abort_while_copying, 2, .dies = true},
+    {"abort_while_grouped", tsr_case_abort_while_grouped, 2, .dies = true},
     {"device_fails", tsr_case_device_fails, 1, .dies = true},
     {"poison_while_waiting", tsr_case_poison_while_waiting, 2, .dies = true},
     {"laggard", tsr_case_laggard, 2, .timeout_seconds = 2, .dies = true},

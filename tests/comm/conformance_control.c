@@ -90,9 +90,9 @@ static void check_dead(tsr_case_rank *me, const char *cause)
     CHECK(tsr_now() - start < 5);
 }
 
-/* A collective that cannot end without all ranks: a sum, or an exchange of words, from exposed memory
- * or from other. */
-typedef enum { SUM, EXCHANGE, EXPOSED } meeting_kind;
+/* A collective that cannot end without all ranks: a sum, an exchange of words, from exposed memory
+ * or from other, or a group of a word from each. */
+typedef enum { SUM, EXCHANGE, EXPOSED, GROUP } meeting_kind;
 
 typedef struct {
     meeting_kind kind;
@@ -111,8 +111,20 @@ static meeting make_meeting(tsr_case_rank *me, meeting_kind kind)
     return (meeting){kind, at, {at, at + me->size, sizeof *at}};
 }
 
+static tsr_status broadcast_all(tsr_case_rank *me, int64_t *words)
+{
+    tsr_status status = TSR_OK;
+    TSR_TRY(tsr_comm_group_begin(me->comm, me->stream));
+    for (int root = 0; root < me->size && status == TSR_OK; root++)
+        status = tsr_comm_broadcast(me->comm, me->stream, words + root, sizeof *words, root);
+    tsr_status ended = tsr_comm_group_end(me->comm, me->stream);
+    return status < 0 ? status : ended;
+}
+
 static tsr_status meet(tsr_case_rank *me, const meeting *m)
 {
+    if (m->kind == GROUP)
+        return broadcast_all(me, m->words);
     return m->kind == SUM ? tsr_comm_all_reduce(me->comm, me->stream, m->words, 1, TSR_SUM)
                           : tsr_comm_exchange(me->comm, me->stream, &m->range, 1);
 }
@@ -164,6 +176,11 @@ void tsr_case_abort_while_exchanging(tsr_case_rank *me)
 void tsr_case_abort_while_copying(tsr_case_rank *me)
 {
     abort_while_waiting(me, EXPOSED);
+}
+
+void tsr_case_abort_while_grouped(tsr_case_rank *me)
+{
+    abort_while_waiting(me, GROUP);
 }
 
 /* A rank whose own device fails, and that says nothing, is heard of in the agreement; so is one

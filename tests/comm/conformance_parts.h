@@ -32,6 +32,7 @@ void tsr_case_check_same(tsr_case_rank *me);
 void tsr_case_abort_while_waiting(tsr_case_rank *me);
 void tsr_case_abort_while_exchanging(tsr_case_rank *me);
 void tsr_case_abort_while_copying(tsr_case_rank *me);
+void tsr_case_abort_while_grouped(tsr_case_rank *me);
 void tsr_case_device_fails(tsr_case_rank *me);
 void tsr_case_poison_while_waiting(tsr_case_rank *me);
 void tsr_case_laggard(tsr_case_rank *me);
