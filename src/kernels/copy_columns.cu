@@ -1,11 +1,12 @@
 /*
  * copy_columns.cu: contract copy_columns.h; reference copy_columns_ref.c, the same bits in fp32.
  *
- * Split    A block a row; vectors of 8 where both rows are on 16 bytes.
+ * Split    As many threads a row as have something to do, at most a block; vectors of 8 where both rows are on 16 bytes.
  */
 #include "kernels/cuda.cuh"
 
-#define THREADS 256
+#define THREADS     256
+#define LEAST_LANES 4 /* of a row */
 
 /* scale (g in + bias) of column j. */
 static __device__ __forceinline__ float settled(const tsr_copy_columns_args *a, int64_t j,
@@ -19,12 +20,16 @@ static __device__ __forceinline__ float settled(const tsr_copy_columns_args *a, 
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    copy_rows(const __grid_constant__ tsr_copy_columns_args a, bool vectors)
+    copy_rows(const __grid_constant__ tsr_copy_columns_args a, int lanes, bool vectors)
 {
     tsr_kernel_begin();
-    int64_t out = (int64_t)blockIdx.x * a.out_stride, in = (int64_t)blockIdx.x * a.in_stride;
+    int64_t row = (int64_t)blockIdx.x * (THREADS / lanes) + threadIdx.x / lanes;
+    int64_t out = row * a.out_stride, in = row * a.in_stride;
     int64_t done = vectors ? a.columns / TSR_VECTOR * TSR_VECTOR : 0;
-    for (int64_t j = (int64_t)threadIdx.x * TSR_VECTOR; j < done; j += THREADS * TSR_VECTOR) {
+    int lane = threadIdx.x % lanes;
+    if (row >= a.rows)
+        return;
+    for (int64_t j = (int64_t)lane * TSR_VECTOR; j < done; j += lanes * TSR_VECTOR) {
         float value[TSR_VECTOR];
         tsr_load8(value, a.in, in + j, a.in_dtype);
 #pragma unroll
@@ -32,7 +37,7 @@ static __global__ void __launch_bounds__(THREADS)
             value[k] = settled(&a, j + k, value[k]);
         tsr_store8(a.out, out + j, value, a.dtype);
     }
-    for (int64_t j = done + threadIdx.x; j < a.columns; j += THREADS)
+    for (int64_t j = done + lane; j < a.columns; j += lanes)
         tsr_store(a.out, out + j, settled(&a, j, tsr_load(a.in, in + j, a.in_dtype)), a.dtype);
 }
 
@@ -43,6 +48,10 @@ extern "C" tsr_status tsr_copy_columns_cuda(tsr_stream *stream, const tsr_copy_c
         return TSR_OK;
     bool vectors =
         tsr_vectors(args->out_stride, args->out) && tsr_vectors(args->in_stride, args->in);
-    TSR_LAUNCH(copy_rows, (unsigned)args->rows, THREADS, stream, *args, vectors);
+    int lanes = LEAST_LANES;
+    while (lanes < THREADS && lanes * (vectors ? TSR_VECTOR : 1) < args->columns)
+        lanes *= 2;
+    TSR_LAUNCH(copy_rows, tsr_blocks(args->rows, THREADS / lanes), THREADS, stream, *args, lanes,
+               vectors);
     return tsr_launched("copy_columns");
 }

@@ -114,8 +114,9 @@ static void tables_match(void **state)
 static void columns_match(void **state)
 {
     (void)state;
-    static const int64_t shapes[][4] = {
-        {1, 1, 1, 1}, {37, 5, 12, 9}, {300, 64, 72, 96}, {9, 1030, 1031, 1100}};
+    static const int64_t shapes[][4] = {{1, 1, 1, 1},         {37, 5, 12, 9},
+                                        {300, 64, 72, 96},    {9, 1030, 1031, 1100},
+                                        {70, 512, 512, 4096}, {33, 24, 72, 24}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int k = 0; k < 8; k++) {
             int64_t rows = shapes[i][0], in_count = rows * shapes[i][3],
