@@ -141,15 +141,16 @@ static tsr_attention_shape shape_of(const work *w, int group)
 static tsr_status copy(const work *w, tsr_dtype dtype, void *out, int64_t out_stride,
                        const void *in, int64_t in_stride, int64_t rows, int64_t columns)
 {
-    return w->kernels->copy_columns(w->stream, &(tsr_copy_columns_args){.out = out,
-                                                                        .in = in,
-                                                                        .rows = rows,
-                                                                        .columns = columns,
-                                                                        .out_stride = out_stride,
-                                                                        .in_stride = in_stride,
-                                                                        .in_dtype = dtype,
-                                                                        .dtype = dtype,
-                                                                        .scale = 1});
+    const tsr_copy_columns_args args = {.out = out,
+                                        .in = in,
+                                        .rows = rows,
+                                        .columns = columns,
+                                        .out_stride = out_stride,
+                                        .in_stride = in_stride,
+                                        .in_dtype = dtype,
+                                        .dtype = dtype,
+                                        .scale = 1};
+    return w->kernels->copy_columns(w->stream, &args);
 }
 
 /* Rows of a span, which the last one has not all of. */
@@ -271,15 +272,11 @@ static tsr_status make_delta(const work *w, const tsr_attention_backward_args *a
 {
     if (!w->at.own_delta)
         return TSR_OK;
-    return w->kernels->attention_delta(
-        w->stream,
-        &(tsr_attention_delta_args){.out = w->at.own_delta,
-                                    .o = args->o,
-                                    .d_o = args->d_o,
-                                    .tokens = w->pass->batch->tokens,
-                                    .q_heads = args->shape.q_heads,
-                                    .v_dim = tsr_attention_v_dim(w->shape.v_dim, w->shape.head_dim),
-                                    .dtype = w->shape.dtype});
+    tsr_attention_delta_args delta = {.out = w->at.own_delta, .o = args->o, .d_o = args->d_o};
+    delta.tokens = w->pass->batch->tokens, delta.q_heads = args->shape.q_heads;
+    delta.v_dim = tsr_attention_v_dim(w->shape.v_dim, w->shape.head_dim);
+    delta.dtype = w->shape.dtype;
+    return w->kernels->attention_delta(w->stream, &delta);
 }
 
 static tsr_status send_all(const work *w, const tsr_attention_backward_args *args, int group)

@@ -168,25 +168,28 @@ static void set_widths(problem *p)
     memcpy(p->width, width, sizeof width);
 }
 
+static tsr_attention_args ahead_of(const values *v, const tsr_attention_shape *s)
+{
+    return (tsr_attention_args){v->rows[Q], v->rows[K], v->rows[V], v->rows[O], v->lse, *s};
+}
+
+static tsr_attention_backward_args back_of(const values *v, const tsr_attention_shape *s)
+{
+    tsr_attention_backward_args a = {.lse = v->lse, .shape = *s};
+    a.q = v->rows[Q], a.k = v->rows[K], a.v = v->rows[V];
+    a.o = v->rows[O], a.d_o = v->rows[D_O];
+    a.dq = v->rows[D_Q], a.dk = v->rows[D_K], a.dv = v->rows[D_V];
+    return a;
+}
+
 /* All of it computed at once. */
 static void compute(problem *p)
 {
     tsr_attention_shape s = p->shape;
-    float *const *rows = p->whole.rows;
     s.workspace_bytes = ref_bytes(s.tokens, s.q_heads);
     s.workspace = new_floats((int64_t)s.workspace_bytes / 4);
-    const tsr_attention_args ahead = {
-        .q = rows[Q], .k = rows[K], .v = rows[V], .o = rows[O], .lse = p->whole.lse, .shape = s};
-    const tsr_attention_backward_args back = {.q = rows[Q],
-                                              .k = rows[K],
-                                              .v = rows[V],
-                                              .o = rows[O],
-                                              .d_o = rows[D_O],
-                                              .lse = p->whole.lse,
-                                              .dq = rows[D_Q],
-                                              .dk = rows[D_K],
-                                              .dv = rows[D_V],
-                                              .shape = s};
+    const tsr_attention_args ahead = ahead_of(&p->whole, &s);
+    const tsr_attention_backward_args back = back_of(&p->whole, &s);
     assert_int_equal(tsr_attention_ref(&ahead, test_pool(0)), TSR_OK);
     assert_int_equal(tsr_attention_backward_ref(&back, test_pool(0)), TSR_OK);
     free(s.workspace);
@@ -266,44 +269,28 @@ static tsr_status run_both(rank_run *r, tsr_context *context, tsr_stream *comput
     kernels.attention_sharing = sharing;
     tsr_attention_shape s = r->p->shape;
     s.spans = tsr_context_spans(context);
-    const tsr_node node = {.spec.attention = {.q_heads = s.q_heads,
-                                              .kv_heads = s.kv_heads,
-                                              .head_dim = s.head_dim,
-                                              .v_dim = s.v_dim}};
+    tsr_node node = {.kind = NULL};
+    tsr_attention_spec *spec = &node.spec.attention;
+    spec->q_heads = s.q_heads, spec->kv_heads = s.kv_heads;
+    spec->head_dim = s.head_dim, spec->v_dim = s.v_dim;
     int64_t own_tokens = tsr_spans_own_rows(&s.spans, s.tokens);
-    const tsr_layer_batch batch = {.tokens = own_tokens,
-                                   .all_tokens = s.tokens,
-                                   .shared = context,
-                                   .attention = {.tokens = s.tokens + 2 * SPAN,
-                                                 .own_tokens = own_tokens + SPAN,
-                                                 .documents = 3,
-                                                 .spans = s.spans,
-                                                 .dtype = TSR_F32,
-                                                 .train = true}};
+    tsr_layer_batch batch = {.tokens = own_tokens, .all_tokens = s.tokens, .shared = context};
+    batch.attention.tokens = s.tokens + 2 * SPAN;
+    batch.attention.own_tokens = own_tokens + SPAN;
+    batch.attention.documents = 3, batch.attention.spans = s.spans;
+    batch.attention.dtype = TSR_F32, batch.attention.train = true;
     const tsr_linear_context linears = {.kernels = &kernels, .stream = compute_stream};
     const tsr_pass pass = {.context = &linears, .batch = &batch};
     const tsr_attention_bounds bounds = tsr_attention_bounds_of(&node, batch.attention);
     take_own(r, &s.spans, own_tokens);
-    float *const *own = r->own.rows;
     s.workspace_bytes = tsr_attention_shared_bytes(&kernels, &bounds);
     s.workspace = new_floats((int64_t)s.workspace_bytes / 4);
     memset(s.workspace, 0xff, s.workspace_bytes);
-    tsr_status status = tsr_attention_shared(
-        &pass, &node,
-        &(tsr_attention_args){
-            .q = own[Q], .k = own[K], .v = own[V], .o = own[O], .lse = r->own.lse, .shape = s});
+    const tsr_attention_args ahead = ahead_of(&r->own, &s);
+    const tsr_attention_backward_args back = back_of(&r->own, &s);
+    tsr_status status = tsr_attention_shared(&pass, &node, &ahead);
     if (status == TSR_OK)
-        status = tsr_attention_shared_backward(&pass, &node,
-                                               &(tsr_attention_backward_args){.q = own[Q],
-                                                                              .k = own[K],
-                                                                              .v = own[V],
-                                                                              .o = own[O],
-                                                                              .d_o = own[D_O],
-                                                                              .lse = r->own.lse,
-                                                                              .dq = own[D_Q],
-                                                                              .dk = own[D_K],
-                                                                              .dv = own[D_V],
-                                                                              .shape = s});
+        status = tsr_attention_shared_backward(&pass, &node, &back);
     tsr_status ended = tsr_stream_synchronize(compute_stream);
     free(s.workspace);
     return status < 0 ? status : ended;
