@@ -322,7 +322,7 @@ tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
         .resident_count = d->resident_count,
         .recompute_full_count = d->full_count,
         .recompute_selective_count = d->selective_count,
-        .activations_offloaded = d->activations_offloaded,
+        .activations_offloaded = d->offloaded_count > 0,
         .optimizer_offloaded = d->state_offloaded,
         .shard_group_size = d->group,
         .rounds = d->expected.rounds,
@@ -476,7 +476,7 @@ static tsr_summary summary_of_plan(const tsr_job *job)
                          .resident_count = d->resident_count,
                          .recompute_full_count = d->full_count,
                          .recompute_selective_count = d->selective_count,
-                         .activations_offloaded = d->activations_offloaded,
+                         .offloaded_count = d->offloaded_count,
                          .state_offloaded = d->state_offloaded,
                          .base_read_bytes = tsr_checkpoint_bytes_read(in->checkpoint)};
 }

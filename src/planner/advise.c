@@ -29,11 +29,13 @@ static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
     for (int i = 0; i < TSR_WAYS; i++) {
         if (!tsr_decide_way(&c, i, &allowed))
             continue;
-        c.steps = tsr_decide_least(d, allowed.recompute, c.activations);
+        c.steps = tsr_decide_least(d, allowed.recompute, c.offloaded);
         c.resident = tsr_decide_residents(inputs);
         TSR_TRY(tsr_decide_try(d, inputs, view, &c));
         uint64_t device = tsr_decide_bytes(d);
         if (device <= d->budget && !tsr_decide_is_within(d)) {
+            if (c.some)
+                TSR_TRY(tsr_decide_offload_fewer(d, inputs, view, &c));
             TSR_TRY(fill_device(d, inputs, view, &c));
             device = d->budget; /* as good as any other that fits */
         }

@@ -10,12 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORTH_IT   0.99 /* of the time of what needs less */
-#define ROOM_STEP  (256ull << 20)
-#define MOST_WIDER 2
-/* The model of time knows nothing of power: links that sleep give 1 to 2 % back (docs/gpu.md). */
-#define AS_FAST 1.005
-
 _Static_assert(TSR_CONFIG_MAX_SLOTS == TSR_SLOTS_MAX, "what the key takes, a plan can have");
 _Static_assert(TSR_CONFIG_MAX_RANK == TSR_ADAPTER_MAX_RANK, "and an adapter");
 
@@ -103,6 +97,12 @@ void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout)
     d->units = NULL;
 }
 
+/* Whether number i of `all` is one of `some` that are evenly spread among them. */
+static bool is_among(int64_t i, int64_t some, int64_t all)
+{
+    return (i + 1) * some / all > i * some / all;
+}
+
 static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     static const tsr_home homes[] = {[TSR_CONFIG_OFFLOAD_NONE] = TSR_HOME_SHARDED,
@@ -117,7 +117,7 @@ static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
     d->resident_count = 0;
     for (int64_t i = 0; i < units; i++) {
         /* Evenly spread: while a resident unit computes, the others' copies catch up. */
-        bool stays = (i + 1) * c->resident / units > i * c->resident / units;
+        bool stays = is_among(i, c->resident, units);
         d->home[i] = stays ? TSR_HOME_RESIDENT : homes[c->offload];
         d->resident_count += stays;
     }
@@ -180,6 +180,18 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
         .contributions = tsr_inputs_contributions(inputs, &c->bounds)};
 }
 
+/* Evenly spread: a copy then hides behind several layers, and the links are at work during the whole forward and the whole
+ * backward. Of Qwen3-30B-A3B's 48 layers, attention's adapters alone, 8192 tokens in 24 GiB, 15 take 340 ms a step; the best
+ * number of the first layers 351, of the last ones 356. Which layer is the first hardly matters. */
+static void set_saved(tsr_decision *d, const tsr_layout *layout, int offloaded)
+{
+    int first = layout->first_trained, layers = layout->layer_count - first;
+    d->offloaded_count = !d->train ? 0 : offloaded < layers ? offloaded : layers;
+    for (int i = 0; i < layers; i++)
+        if (is_among(i, d->offloaded_count, layers))
+            d->saved_bytes[first + i] = tsr_model_kept_bytes(&d->model, first + i);
+}
+
 static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     const tsr_layout *layout = &inputs->layout;
@@ -196,8 +208,7 @@ static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr
         d->units[i].wide = d->train && tsr_model_tiles(&d->model);
     TSR_TRY(tsr_model_programs(&d->programs, &d->model));
     d->model.programs = d->programs;
-    for (int i = 0; d->activations_offloaded && i < layout->layer_count; i++)
-        d->saved_bytes[i] = tsr_model_kept_bytes(&d->model, i);
+    set_saved(d, layout, c->offloaded);
     return tsr_model_uses(&d->uses, &d->model);
 }
 
@@ -213,7 +224,6 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
     forget(d);
     set_homes(d, inputs, c);
     set_kept(d, inputs, c);
-    d->activations_offloaded = d->train && c->activations;
     d->state_offloaded = d->train && c->state;
     TSR_TRY(set_units(d, inputs, c));
     tsr_plan_options options = {.units = d->units,
@@ -264,11 +274,29 @@ int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, bool offl
     return mode == TSR_CONFIG_RECOMPUTE_AUTO && d->train && !offloaded ? last + 1 : last;
 }
 
+tsr_status tsr_decide_offload_fewer(tsr_decision *d, const tsr_inputs *inputs,
+                                    const tsr_topology_view *view, tsr_choice *c)
+{
+    int low = 0, high = d->offloaded_count;
+    while (low < high) {
+        c->offloaded = (low + high) / 2;
+        TSR_TRY(tsr_decide_try(d, inputs, view, c));
+        if (tsr_decide_bytes(d) <= d->budget)
+            high = c->offloaded;
+        else
+            low = c->offloaded + 1;
+    }
+    c->offloaded = high;
+    return tsr_decide_try(d, inputs, view, c);
+}
+
 static tsr_status try_steps(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
                             const tsr_topology_view *view, tsr_choice *c, int steps)
 {
     c->steps = steps;
     TSR_TRY(tsr_decide_try(d, inputs, view, c));
+    if (c->some && tsr_decide_bytes(d) <= d->budget && !tsr_decide_may_fit(d, inputs, c))
+        TSR_TRY(tsr_decide_offload_fewer(d, inputs, view, c));
     *fits = tsr_decide_may_fit(d, inputs, c);
     return TSR_OK;
 }
@@ -287,16 +315,31 @@ static tsr_status narrow(int *low, int *high, const int *of, tsr_decision *d,
     return TSR_OK;
 }
 
+tsr_status tsr_decide_raise(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                            const tsr_topology_view *view, tsr_choice *c, int high)
+{
+    int low = c->steps;
+    TSR_TRY(try_steps(fits, d, inputs, view, c, low));
+    if (*fits || low >= high)
+        return TSR_OK;
+    TSR_TRY(try_steps(fits, d, inputs, view, c, high));
+    if (!*fits)
+        return TSR_OK;
+    TSR_TRY(narrow(&low, &high, NULL, d, inputs, view, c));
+    return try_steps(fits, d, inputs, view, c, high);
+}
+
 /* The fewest steps that fit. Memory falls from one end to the next, but for a model of a few small layers, whose
  * recomputation may need more scratch than it saves; and from step to step between two, but for the first, which
  * brings the scratch that a lower rung needs. What is offloaded is as little as it may be to begin with. *fits tells
  * whether any does; the decision then holds it, otherwise it holds the most frugal one. */
-static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
-                         const tsr_topology_view *view, tsr_choice *c, tsr_config_recompute mode)
+tsr_status tsr_decide_search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, tsr_choice *c,
+                             tsr_config_recompute mode)
 {
-    int low, high, least = tsr_decide_least(d, mode, c->activations);
+    int low, high, least = tsr_decide_least(d, mode, c->offloaded);
     tsr_decide_steps(&low, &high, d, mode);
-    if (c->activations)
+    if (c->offloaded)
         low = high;
     TSR_TRY(try_steps(fits, d, inputs, view, c, low));
     if (*fits || low == high)
@@ -312,6 +355,22 @@ static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
     high = d->rungs->end[last];
     TSR_TRY(narrow(&low, &high, NULL, d, inputs, view, c));
     return try_steps(fits, d, inputs, view, c, high);
+}
+
+tsr_status tsr_decide_fill(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
+                           tsr_choice *c, uint64_t room)
+{
+    int64_t low = 0, high = inputs->layout.plan_unit_count;
+    while (low < high) {
+        c->resident = (low + high + 1) / 2;
+        TSR_TRY(tsr_decide_try(d, inputs, view, c));
+        if (tsr_decide_bytes(d) <= room)
+            low = c->resident;
+        else
+            high = c->resident - 1;
+    }
+    c->resident = low;
+    return tsr_decide_try(d, inputs, view, c);
 }
 
 static void home_range(tsr_config_offload *first, tsr_config_offload *last,
@@ -342,12 +401,13 @@ bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed)
     home_range(&first, &last, allowed->offload);
     c->partly = allowed->recompute == TSR_CONFIG_RECOMPUTE_SELECTIVE;
     c->offload = i & 1 ? last : first;
-    c->activations = i & 2;
+    c->offloaded = i & 2 ? TSR_EVERY_LAYER : 0;
+    c->some = c->offloaded && allowed->activations == TSR_CONFIG_CHOICE_AUTO;
     c->state = i & 4;
     return (first != last || !(i & 1)) &&
-           !(c->activations && allowed->recompute == TSR_CONFIG_RECOMPUTE_SQRT) &&
+           !(c->offloaded && allowed->recompute == TSR_CONFIG_RECOMPUTE_SQRT) &&
            (allowed->activations == TSR_CONFIG_CHOICE_AUTO ||
-            c->activations == (allowed->activations == TSR_CONFIG_CHOICE_YES)) &&
+            (c->offloaded > 0) == (allowed->activations == TSR_CONFIG_CHOICE_YES)) &&
            (allowed->state == TSR_CONFIG_CHOICE_AUTO ||
             c->state == (allowed->state == TSR_CONFIG_CHOICE_YES));
 }
@@ -361,10 +421,10 @@ tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs
     for (int i = 0; i < TSR_WAYS && !*fits; i++) {
         if (!tsr_decide_way(&c, i, allowed))
             continue;
-        int low, high, least = tsr_decide_least(d, allowed->recompute, c.activations);
+        int low, high, least = tsr_decide_least(d, allowed->recompute, c.offloaded);
         tsr_decide_steps(&low, &high, d, allowed->recompute);
         TSR_TRY(try_steps(fits, d, inputs, view, &c, least));
-        if (!*fits && low < high && !c.activations)
+        if (!*fits && low < high && !c.offloaded)
             TSR_TRY(try_steps(fits, d, inputs, view, &c, low));
         if (!*fits && high < least) /* a stride of few layers saves nothing */
             TSR_TRY(try_steps(fits, d, inputs, view, &c, high));
@@ -423,252 +483,6 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
     TSR_TRY(tsr_room_host(&d->host_budget, inputs, room));
     TSR_TRY(set_groups(d, config, view));
     return make_rungs(d, inputs, view, speeds);
-}
-
-/* ---- choosing the fastest ---- */
-
-/* Device memory that units which stay may fill. Where all that is free counts a part of it is left
- * to whoever comes later (communicators, other programs on the card), in steps, so that some more or
- * fewer free bytes hardly ever make another plan. */
-static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inputs)
-{
-    if (d->budget + d->room.others == inputs->config.memory_budget)
-        return d->budget;
-    if (!inputs->cuda || d->budget == TSR_BUDGET_UNKNOWN)
-        return 0;
-    return (d->budget - d->budget / 16) / ROOM_STEP * ROOM_STEP;
-}
-
-typedef struct {
-    const tsr_inputs *inputs;
-    const tsr_topology_view *view;
-    const tsr_speeds *speeds;
-    tsr_choice best;
-    int best_index; /* -1: nothing fits yet */
-    double best_seconds;
-} contest;
-
-static tsr_status expect(tsr_expectation *out, const contest *k, tsr_decision *d)
-{
-    TSR_TRY(tsr_plan_complete(d->plan));
-    return tsr_expect(out, k->inputs, d, k->view, k->speeds);
-}
-
-/* Where no unit is gathered any more, the ranks' links may sleep while they compute: what is left of the
- * memory is used to keep the adapter gathered, and every unit's gradient until late. Not where the last eighth
- * of a backward does not hide its reductions: large ranks over slow links. */
-static tsr_status keep_adapter(tsr_decision *d, const contest *k, tsr_choice *c)
-{
-    tsr_expectation apart, kept;
-    if (d->group == 1 || !d->train || d->resident_count < k->inputs->layout.plan_unit_count)
-        return TSR_OK;
-    TSR_TRY(expect(&apart, k, d));
-    c->keeps = true;
-    TSR_TRY(tsr_decide_try(d, k->inputs, k->view, c));
-    TSR_TRY(expect(&kept, k, d));
-    if (tsr_decide_bytes(d) <= room_for_residents(d, k->inputs) &&
-        kept.simulation.step <= AS_FAST * apart.simulation.step)
-        return TSR_OK;
-    c->keeps = false;
-    return tsr_decide_try(d, k->inputs, k->view, c);
-}
-
-static bool moves(const tsr_decision *d, const tsr_choice *c)
-{
-    return c->offload != TSR_CONFIG_OFFLOAD_NONE || d->group > 1;
-}
-
-/* Where no unit moves and memory is left, attention's backward over long documents runs in fewer launches, which
- * is faster: 1 x 8192 tokens of an 8B layer in 3.4 ms with 2.1 GiB, 4.0 with 1.0; one of 2048 with 60 of 102 in
- * 1.1 ms with 4.5 GiB, 1.4 with 1.1 (h200_attention.json). The bits are the same: which kernel runs it, and how, is
- * judged without this (kernels/attention_cudnn.c). */
-static tsr_status widen_attention(tsr_decision *d, const contest *k, tsr_choice *c)
-{
-    uint64_t bytes = tsr_decide_bytes(d), room = room_for_residents(d, k->inputs);
-    if (!d->train || bytes >= room ||
-        (moves(d, c) && d->resident_count < k->inputs->layout.plan_unit_count))
-        return TSR_OK;
-    for (c->wider = MOST_WIDER; c->wider > 0; c->wider--) {
-        TSR_TRY(tsr_decide_try(d, k->inputs, k->view, c));
-        if (tsr_decide_bytes(d) > bytes && tsr_decide_bytes(d) <= room)
-            return TSR_OK;
-    }
-    return tsr_decide_try(d, k->inputs, k->view, c);
-}
-
-/* What is left of the memory. */
-static tsr_status use_room(tsr_decision *d, const contest *k, tsr_choice *c)
-{
-    TSR_TRY(keep_adapter(d, k, c));
-    return widen_attention(d, k, c);
-}
-
-tsr_status tsr_decide_fill(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
-                           tsr_choice *c, uint64_t room)
-{
-    int64_t low = 0, high = inputs->layout.plan_unit_count;
-    while (low < high) {
-        c->resident = (low + high + 1) / 2;
-        TSR_TRY(tsr_decide_try(d, inputs, view, c));
-        if (tsr_decide_bytes(d) <= room)
-            low = c->resident;
-        else
-            high = c->resident - 1;
-    }
-    c->resident = low;
-    return tsr_decide_try(d, inputs, view, c);
-}
-
-/* resident_units auto: what is free is used for units that need no copy and no gather any more. */
-static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c)
-{
-    const tsr_inputs *inputs = k->inputs;
-    uint64_t room = room_for_residents(d, inputs);
-    if (inputs->config.resident_units < 0 && moves(d, c) && !d->room.base &&
-        tsr_decide_bytes(d) <= room)
-        TSR_TRY(tsr_decide_fill(d, inputs, k->view, c, room));
-    return use_room(d, k, c);
-}
-
-/* Writes down what the decision holds; if it fits, how long a step takes. */
-static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
-{
-    bool host = c->offload != TSR_CONFIG_OFFLOAD_NONE;
-    if (host && d->resident_count == k->inputs->layout.plan_unit_count &&
-        k->inputs->config.offload == TSR_CONFIG_OFFLOAD_AUTO)
-        return TSR_OK; /* nothing is left to go there */
-    tsr_alternative *a = &d->alternative[d->alternative_count++];
-    *a = (tsr_alternative){.offload = c->offload,
-                           .activations = d->activations_offloaded,
-                           .state = d->state_offloaded,
-                           .fits = tsr_decide_is_within(d),
-                           .resident_count = d->resident_count,
-                           .selective_count = d->selective_count,
-                           .full_count = d->full_count,
-                           .stride = d->stride,
-                           .device_bytes = tsr_decide_bytes(d),
-                           .host_bytes =
-                               d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE]};
-    if (!a->fits)
-        return TSR_OK;
-    TSR_TRY(expect(&d->expected, k, d));
-    a->seconds = d->expected.simulation.step;
-    if (k->best_index >= 0 && a->seconds >= WORTH_IT * k->best_seconds)
-        return TSR_OK;
-    k->best = *c;
-    k->best_index = d->alternative_count - 1;
-    k->best_seconds = a->seconds;
-    return TSR_OK;
-}
-
-/* All the recomputation there is, for the room that it leaves; where units or activations move, then rung by rung less
- * of it as long as that is faster, but more than `least` steps. c becomes the fastest, or stays if none fits. */
-static tsr_status spare_recomputation(tsr_decision *d, const contest *k, tsr_choice *c, int least)
-{
-    double best = INFINITY;
-    tsr_choice next = *c;
-    for (int i = d->rungs->end_count - 1; i >= 0 && d->rungs->end[i] > least; i--) {
-        tsr_expectation e;
-        next.steps = d->rungs->end[i];
-        next.resident = tsr_decide_residents(k->inputs);
-        TSR_TRY(tsr_decide_try(d, k->inputs, k->view, &next));
-        if (!tsr_decide_may_fit(d, k->inputs, &next))
-            break;
-        TSR_TRY(add_residents(d, k, &next));
-        if (!tsr_decide_is_within(d))
-            break;
-        TSR_TRY(expect(&e, k, d));
-        if (e.simulation.step > best)
-            break;
-        best = e.simulation.step;
-        *c = next;
-        next.keeps = false;
-        next.wider = 0;
-        if (!moves(d, c) && !c->activations)
-            break;
-    }
-    return tsr_decide_try(d, k->inputs, k->view, c);
-}
-
-/* One way to use host memory: as little recomputation as fits, with and without units that stay; then as
- * much as is worth it for the room that it leaves. *least: no recomputation that could be spared. */
-static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice c,
-                            tsr_config_recompute mode)
-{
-    const tsr_inputs *inputs = k->inputs;
-    int low, high;
-    bool fits;
-    TSR_TRY(search(&fits, d, inputs, k->view, &c, mode));
-    tsr_decide_steps(&low, &high, d, mode);
-    *least = fits && (c.steps == low || c.activations);
-    if (!fits)
-        return enter(k, d, &c);
-    tsr_choice bare = c, frugal = c;
-    TSR_TRY(add_residents(d, k, &c));
-    TSR_TRY(enter(k, d, &c));
-    if (c.resident > bare.resident) {
-        TSR_TRY(tsr_decide_try(d, inputs, k->view, &bare));
-        TSR_TRY(enter(k, d, &bare));
-    }
-    /* On auto no more host memory is taken for activations than has to be. */
-    bool asked = inputs->config.activation_offloading == TSR_CONFIG_CHOICE_YES;
-    if (low == high || (c.activations ? !asked : high <= c.steps))
-        return TSR_OK;
-    TSR_TRY(spare_recomputation(d, k, &frugal, c.activations ? -1 : c.steps));
-    return frugal.steps == c.steps ? TSR_OK : enter(k, d, &frugal);
-}
-
-/* *fits: the decision holds the fastest. A way that moves more than another which fits without any
- * recomputation that could be spared has nothing to win, and is left out. */
-static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
-{
-    tsr_allowance allowed = tsr_decide_allowed(&k->inputs->config);
-    tsr_choice c = {.bounds = k->inputs->bounds, .resident = tsr_decide_residents(k->inputs)};
-    bool least[TSR_WAYS] = {false};
-    k->best_index = -1;
-    if (!d->train) /* there is nothing to move */
-        allowed.activations = allowed.state = TSR_CONFIG_CHOICE_NO;
-    if (d->room.base)
-        allowed.offload = TSR_CONFIG_OFFLOAD_NONE;
-    for (int i = 0; i < TSR_WAYS; i++) {
-        bool idle = !tsr_decide_way(&c, i, &allowed);
-        for (int less = 0; less < i; less++)
-            idle |= (less & i) == less && least[less];
-        if (!idle)
-            TSR_TRY(enter_way(&least[i], k, d, c, allowed.recompute));
-    }
-    *fits = k->best_index >= 0;
-    if (!*fits)
-        return TSR_OK;
-    d->alternative[k->best_index].chosen = true;
-    TSR_TRY(tsr_decide_try(d, k->inputs, k->view, &k->best));
-    return expect(&d->expected, k, d);
-}
-
-tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
-                      bool train, const tsr_room *room, const tsr_speeds *speeds)
-{
-    tsr_decision d;
-    contest k = {.inputs = inputs, .view = view, .speeds = speeds};
-    bool fits = false;
-    tsr_status status = tsr_decide_begin(&d, inputs, view, train, room, speeds);
-    if (status == TSR_OK)
-        status = choose(&fits, &d, &k);
-    if (status == TSR_OK && !fits && tsr_decide_ignore_shown(&d, inputs)) {
-        d.alternative_count = 0;
-        status = choose(&fits, &d, &k);
-    }
-    if (status == TSR_OK)
-        status = fits ? tsr_decide_warn(&d, inputs,
-                                        inputs->config.host_memory_budget ? 0 : room->host_shown)
-                      : tsr_decide_refuse(&d, inputs, view);
-    if (status < 0) {
-        tsr_decide_clear(&d, &inputs->layout);
-        tsr_decision_free(&d);
-        return status;
-    }
-    *out = d;
-    return TSR_OK;
 }
 
 void tsr_decision_free(tsr_decision *decision)

@@ -51,7 +51,8 @@ typedef struct {
 /* What was compared. */
 typedef struct {
     tsr_config_offload offload;
-    bool activations, state; /* go to host memory */
+    int offloaded_count; /* layers whose activations go to host memory */
+    bool state;          /* the optimizer's goes there */
     bool fits, chosen;
     int resident_count, selective_count, full_count, stride;
     uint64_t device_bytes, host_bytes; /* device: with what is beside the arena */
@@ -85,8 +86,9 @@ typedef struct tsr_decision {
                          library workspaces */
     int resident_count;
     int selective_count, full_count; /* layers that make a part again, or all but their input */
-    int stride; /* of the layers that keep their input (shard/stride.h); 0: all */
-    bool activations_offloaded, state_offloaded;
+    int stride;          /* of the layers that keep their input (shard/stride.h); 0: all */
+    int offloaded_count; /* layers whose activations go to host memory, but for the last two of them */
+    bool state_offloaded;
     bool train;
     tsr_expectation expected;
     tsr_alternative alternative[TSR_ALTERNATIVES];

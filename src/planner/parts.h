@@ -7,6 +7,8 @@
 
 #include "planner/decide.h"
 
+#include <limits.h>
+
 /* What of a configuration is being tried. */
 typedef struct {
     tsr_config_offload offload;
@@ -15,10 +17,13 @@ typedef struct {
     int64_t resident; /* units that stay on the device whole */
     bool keeps;       /* the gathered adapter stays, too, and gradients are reduced late */
     int wider;        /* launches of attention's backward */
-    bool activations; /* of layers are offloaded */
-    bool state;       /* of the optimizer is */
+    int offloaded;    /* layers that train whose activations go to host memory */
+    bool some;        /* there are some, and their number is free */
+    bool state;       /* of the optimizer goes there */
     tsr_batch_bounds bounds;
 } tsr_choice;
+
+#define TSR_EVERY_LAYER INT_MAX
 
 /* What the keys of memory allow. */
 typedef struct {
@@ -47,6 +52,21 @@ int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, bool offl
  * bits (chunks.c). */
 void tsr_decide_chunks(tsr_plan_options *options, const tsr_decision *d, const tsr_layout *layout,
                        bool coded);
+
+/* Of a choice that fits the device and not the host: the fewest layers whose activations go there that still leave the
+ * device room for the others'; the decision holds it. */
+tsr_status tsr_decide_offload_fewer(tsr_decision *d, const tsr_inputs *inputs,
+                                    const tsr_topology_view *view, tsr_choice *c);
+
+/* The fewest steps that fit; of a choice that moves activations all of them. *fits tells whether any do; the decision then
+ * holds it, otherwise it holds the most frugal one. */
+tsr_status tsr_decide_search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, tsr_choice *c,
+                             tsr_config_recompute mode);
+
+/* Of c->steps up to `high` the fewest that fit. */
+tsr_status tsr_decide_raise(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                            const tsr_topology_view *view, tsr_choice *c, int high);
 
 /* Units that stay on the device, as the configuration says; auto: none. */
 int64_t tsr_decide_residents(const tsr_inputs *inputs);

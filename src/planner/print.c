@@ -145,13 +145,14 @@ static void print_json_alternatives(tsr_text *out, const tsr_decision *d)
         const tsr_alternative *a = &d->alternative[i];
         tsr_text_printf(out,
                         "%s\n{\"offload\":\"%s\",\"resident_units\":%d,\"selective_layers\":%d,"
-                        "\"full_layers\":%d,\"stride\":%d,\"activation_offloading\":%s,\"optimizer_"
-                        "offload\":%s,"
+                        "\"full_layers\":%d,\"stride\":%d,\"activation_offloading\":%s,"
+                        "\"offloaded_layers\":%d,\"optimizer_offload\":%s,"
                         "\"device_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64 ",\"fits\":%s",
                         i ? "," : "", offload_names[a->offload], a->resident_count,
                         a->selective_count, a->full_count, a->stride ? a->stride : 1,
-                        a->activations ? "true" : "false", a->state ? "true" : "false",
-                        a->device_bytes, a->host_bytes, a->fits ? "true" : "false");
+                        a->offloaded_count > 0 ? "true" : "false", a->offloaded_count,
+                        a->state ? "true" : "false", a->device_bytes, a->host_bytes,
+                        a->fits ? "true" : "false");
         if (a->fits)
             tsr_text_printf(out, ",\"relative_time\":%.6g", a->seconds / chosen_seconds(d));
         if (a->fits && d->expected.known)
@@ -216,19 +217,23 @@ static void print_alternatives(tsr_text *out, const tsr_decision *d)
                     d->expected.known ? "ms" : "time");
     for (int i = 0; i < d->alternative_count; i++) {
         const tsr_alternative *a = &d->alternative[i];
+        char activations[24] = "device";
+        if (a->offloaded_count)
+            snprintf(activations, sizeof activations, "host %d", a->offloaded_count);
         tsr_text_printf(out, "%s %-13s %8d %6d /%4d %11s %9s %11.2f %9.2f  ", a->chosen ? "*" : " ",
                         a->offload == TSR_CONFIG_OFFLOAD_NONE      ? "device"
                         : a->offload == TSR_CONFIG_OFFLOAD_SHARDED ? "host, sharded"
                                                                    : "host, full",
-                        a->resident_count, a->selective_count, a->full_count,
-                        a->activations ? "host" : "device", a->state ? "host" : "device",
-                        (double)a->device_bytes / 0x1p30, (double)a->host_bytes / 0x1p30);
+                        a->resident_count, a->selective_count, a->full_count, activations,
+                        a->state ? "host" : "device", (double)a->device_bytes / 0x1p30,
+                        (double)a->host_bytes / 0x1p30);
         if (a->fits)
             tsr_text_printf(out, d->expected.known ? "%.1f\n" : "%.2f\n", a->seconds / unit);
         else
             tsr_text_printf(out, "does not fit %.2f GiB\n", (double)d->budget / 0x1p30);
     }
-    tsr_text_puts(out, "recompute: layers that repeat part / all of their forward\n");
+    tsr_text_puts(out, "recompute: layers that repeat part / all of their forward; "
+                       "activations: layers whose activations go to host memory\n");
 }
 
 static const char *base_compute(const tsr_decision *d)
@@ -294,13 +299,13 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         ",\"host_memory_budget\":%" PRIu64 ",\"parameters\":%" PRIu64
         ",\"trainable_parameters\":%" PRIu64
         ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
-        "\"optimizer_offload\":%s,"
+        "\"offloaded_layers\":%d,\"optimizer_offload\":%s,"
         "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d,\"tile_rows\":%" PRId64
         ",\"context_parallel_size\":%d,\"rank_tokens\":%" PRId64 ",\"head_groups\":%d",
         view->ranks, d->group, d->replicas, d->plan->hash, memory->total[TSR_PLACE_DEVICE],
         memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE], d->reserve, d->budget,
         d->host_budget, layout->parameter_count, layout->trainable_count, base_compute(d),
-        d->plan->options.slots, d->activations_offloaded ? "true" : "false",
+        d->plan->options.slots, d->offloaded_count > 0 ? "true" : "false", d->offloaded_count,
         d->state_offloaded ? "true" : "false", d->plan->chunk_count,
         d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1,
         tsr_decide_tile_rows(d), d->model.spans.ranks, d->model.bounds.tokens,
@@ -474,9 +479,11 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
     if (inputs->cuda && d->model.atomics)
         tsr_text_puts(out, "attention may sum dq by atomics, so another run may have other bits "
                            "(deterministic: false)\n");
-    if (d->activations_offloaded)
-        tsr_text_printf(out, "activations are offloaded to host memory; the device holds those of "
-                             "two layers (activation_offloading)\n");
+    if (d->offloaded_count > 0)
+        tsr_text_printf(out,
+                        "activations of %d layers are offloaded to host memory, through the memory "
+                        "of two on the device (activation_offloading)\n",
+                        d->offloaded_count);
     if (d->state_offloaded)
         tsr_text_printf(out,
                         "optimizer state lives in host memory and is updated in %d chunks "

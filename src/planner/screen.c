@@ -323,8 +323,8 @@ static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
         tsr_text_printf(&line, "; layers in tiles of %" PRId64 " tokens", tsr_decide_tile_rows(d));
     tsr_text_puts(&line, "; ");
     put_base(&line, d, inputs);
-    if (d->activations_offloaded)
-        tsr_text_puts(&line, "; activations in host memory");
+    if (d->offloaded_count > 0)
+        tsr_text_printf(&line, "; activations of %d layers in host memory", d->offloaded_count);
     if (d->state_offloaded)
         tsr_text_puts(&line, "; optimizer states in host memory");
     if (d->alternative_count > 1)

@@ -140,11 +140,10 @@ void tsr_summary_plan(tsr_text *out, const tsr_summary *s)
     tsr_text_printf(out, "plan: %d units, %d resident; recomputed: %d in full, %d in part",
                     s->unit_count, s->resident_count, s->recompute_full_count,
                     s->recompute_selective_count);
-    if (s->activations_offloaded || s->state_offloaded)
-        tsr_text_printf(out, "; on the host: %s%s%s",
-                        s->activations_offloaded ? "saved activations" : "",
-                        s->activations_offloaded && s->state_offloaded ? ", " : "",
-                        s->state_offloaded ? "optimizer state" : "");
+    if (s->offloaded_count)
+        tsr_text_printf(out, "; on the host: activations of %d layers", s->offloaded_count);
+    if (s->state_offloaded)
+        tsr_text_printf(out, "%s optimizer state", s->offloaded_count ? "," : "; on the host:");
     if (s->base_read_bytes) {
         tsr_text_puts(out, "; each rank reads ");
         put_bytes(out, s->base_read_bytes);

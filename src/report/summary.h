@@ -20,7 +20,8 @@ typedef struct {
     const char *device;
     uint64_t device_peak_bytes, host_peak_bytes; /* of one rank */
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
-    bool activations_offloaded, state_offloaded;
+    int offloaded_count; /* layers whose activations go to host memory */
+    bool state_offloaded;
     int64_t total_steps;
     int64_t total_before;     /* of a run that goes on longer than it was to be; 0: as long */
     double last_rate, rate;   /* its learning rate jumps from the one to the other; both 0: not */

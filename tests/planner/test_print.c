@@ -279,7 +279,7 @@ static void test_screen(void **state)
          "all 6 layers recompute all of their forward"},
         {"gradient_checkpointing: sqrt\n", 1, "keeps its input"},
         {"offload: sharded\nactivation_offloading: true\noptimizer_offload: true\n", 2,
-         "base in host memory over 2 ranks; activations in host memory; "},
+         "base in host memory over 2 ranks; activations of 6 layers in host memory; "},
         {"offload: full\nresident_units: 2\nshard_group_size: 2\n", 4,
          "base in host memory, a copy a node, 2 of 7 units kept gathered"},
         {"context_span: 32\ncontext_parallel_size: 2\n", 4,

@@ -227,6 +227,32 @@ static void test_offload(void **unused)
     assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
 }
 
+/* Where some layers save, they take turns in the regions, and what one saved comes back while the next of them is in its
+ * backward: not sooner, or it would delay the frozen parts that are wanted in between. */
+static void test_offload_some(void **unused)
+{
+    (void)unused;
+    random_model model;
+    plain_model_make(&model, 6, 1, 1, TSR_HOME_RESIDENT);
+    model.saved_bytes[0] = model.saved_bytes[1] = model.saved_bytes[3] = model.saved_bytes[5] = 8;
+    tsr_plan *plan = compile(&model);
+    int state = 0;
+    expect(plan, &state, TSR_PROGRAM_PROLOGUE, "");
+    expect(
+        plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+        "N0 F0 S0 N1 F1 S1 N2 F2 N3 F3 N4 F4 N5 F5 H6 B5 R5 B4 R4 L1 B3 R3 B2 R2 L0 B1 R1 B0 R0");
+    const tsr_program *program = tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_NEXT);
+    for (int i = 0; i < program->op_count; i++)
+        if (program->op[i].kind == TSR_OP_LOAD) {
+            int region = program->op[i].region;
+            assert_int_equal(region, program->op[i].layer); /* of layers 0, 3 and 1, 5 */
+            assert_int_equal(program->op[i].wait_count, 1);
+            assert_int_equal(program->op[i].wait[0].event, TSR_EVENT_USED + region);
+            assert_int_equal(program->op[i].wait[0].count, 3); /* F, F and B above it */
+        }
+    tsr_plan_destroy(plan);
+}
+
 static bool is_of(int event, int first, int count)
 {
     return event >= first && event < first + count;
@@ -621,6 +647,7 @@ int main(void)
                                        cmocka_unit_test(test_kept),
                                        cmocka_unit_test(test_wide),
                                        cmocka_unit_test(test_offload),
+                                       cmocka_unit_test(test_offload_some),
                                        cmocka_unit_test(test_state_travels),
                                        cmocka_unit_test(test_lowest_backward),
                                        cmocka_unit_test(test_stride),
