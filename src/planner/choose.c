@@ -114,38 +114,58 @@ static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c
 }
 
 /* Whether no other way to use host memory is worth more: nothing goes there, or all that does hides behind the rest. */
-static bool is_best(const tsr_decision *d, const tsr_choice *c)
+static bool is_best(const tsr_decision *d, const tsr_alternative *a)
 {
     const tsr_simulation *s = &d->expected.simulation;
-    bool moves = c->offload != TSR_CONFIG_OFFLOAD_NONE || c->offloaded || c->state;
+    bool moves = a->offload != TSR_CONFIG_OFFLOAD_NONE || a->offloaded_count || a->state;
     return !moves || WORTH_IT * s->step <= s->busy[TSR_STREAM_COMPUTE] - s->slowed;
+}
+
+/* What the decision holds. Units of a base in host memory that all stay on the device have left nothing there. */
+static tsr_alternative describe(const contest *k, const tsr_decision *d, const tsr_choice *c)
+{
+    bool left = d->resident_count == k->inputs->layout.plan_unit_count &&
+                k->inputs->config.offload == TSR_CONFIG_OFFLOAD_AUTO;
+    return (tsr_alternative){.offload = left ? TSR_CONFIG_OFFLOAD_NONE : c->offload,
+                             .offloaded_count = d->offloaded_count,
+                             .state = d->state_offloaded,
+                             .fits = tsr_decide_is_within(d),
+                             .resident_count = d->resident_count,
+                             .selective_count = d->selective_count,
+                             .full_count = d->full_count,
+                             .stride = d->stride,
+                             .device_bytes = tsr_decide_bytes(d),
+                             .host_bytes =
+                                 d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE]};
+}
+
+/* Whether another way has come to the same. */
+static bool is_known(const tsr_decision *d, const tsr_alternative *a)
+{
+    for (int i = 0; i < d->alternative_count; i++) {
+        const tsr_alternative *b = &d->alternative[i];
+        if (a->offload == b->offload && a->selective_count == b->selective_count &&
+            a->full_count == b->full_count && a->device_bytes == b->device_bytes &&
+            a->host_bytes == b->host_bytes)
+            return true;
+    }
+    return false;
 }
 
 /* Writes down what the decision holds; if it fits, how long a step takes. *least: with `low` steps, the fewest there are, and
  * no other way is worth more. */
 static tsr_status enter(bool *least, contest *k, tsr_decision *d, const tsr_choice *c, int low)
 {
-    bool host = c->offload != TSR_CONFIG_OFFLOAD_NONE;
-    if (host && d->resident_count == k->inputs->layout.plan_unit_count &&
-        k->inputs->config.offload == TSR_CONFIG_OFFLOAD_AUTO)
-        return TSR_OK; /* nothing is left to go there */
-    tsr_alternative *a = &d->alternative[d->alternative_count++];
-    *a = (tsr_alternative){.offload = c->offload,
-                           .offloaded_count = d->offloaded_count,
-                           .state = d->state_offloaded,
-                           .fits = tsr_decide_is_within(d),
-                           .resident_count = d->resident_count,
-                           .selective_count = d->selective_count,
-                           .full_count = d->full_count,
-                           .stride = d->stride,
-                           .device_bytes = tsr_decide_bytes(d),
-                           .host_bytes =
-                               d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE]};
+    tsr_alternative next = describe(k, d, c), *a = &d->alternative[d->alternative_count];
+    if (is_known(d, &next))
+        return TSR_OK;
+    *a = next;
+    d->alternative_count++;
     if (!a->fits)
         return TSR_OK;
     TSR_TRY(expect(&d->expected, k, d));
     a->seconds = d->expected.simulation.step;
-    *least |= c->steps == low && is_best(d, c);
+    *least |= c->steps == low && is_best(d, a);
     if (k->best_index >= 0 && a->seconds >= WORTH_IT * k->best_seconds)
         return TSR_OK;
     k->best = *c;
@@ -166,7 +186,6 @@ typedef struct {
     const contest *k;
     tsr_decision *d;
     point least, most;
-    bool fewest; /* the fewest steps that fit are the fastest */
     tsr_choice best;
     double seconds; /* of it */
 } field;
@@ -231,20 +250,23 @@ static tsr_status compare(point *best, field *f, int offloaded, int stride)
     return TSR_OK;
 }
 
-/* The fastest of all numbers of layers: a few of them, or *best if that is known to be near; then those beside it. */
+/* The fastest of all numbers of layers, of those that are alike the fewest: a few of them, or *best if that is known to be
+ * near; then those beside it. */
 static tsr_status compare_all(point *best, field *f)
 {
     int by = (f->most.offloaded - f->least.offloaded + 3) / 4;
-    int range = f->fewest ? 0 : f->most.steps - f->least.steps;
+    int range = f->most.steps - f->least.steps;
     if (best->seconds < INFINITY) {
         best->seconds = INFINITY;
         TSR_TRY(compare(best, f, best->offloaded, range / 32));
         by /= 4;
     } else {
-        *best = f->fewest ? f->least : f->most;
-        TSR_TRY(compare(best, f, f->most.offloaded, range / 2));
-        for (int n = f->most.offloaded - by; by && n >= f->least.offloaded; n -= by)
+        best->steps = f->most.steps;
+        TSR_TRY(compare(best, f, f->least.offloaded, range / 2));
+        for (int n = f->least.offloaded + by; by && n < f->most.offloaded; n += by)
             TSR_TRY(compare(best, f, n, range / 8));
+        if (by)
+            TSR_TRY(compare(best, f, f->most.offloaded, range / 8));
     }
     while (by /= 2) {
         int middle = best->offloaded;
@@ -263,7 +285,6 @@ static tsr_status find_fastest(tsr_choice *c, contest *k, tsr_decision *d, int l
                .d = d,
                .least = {some ? TSR_REGIONS + 1 : c->offloaded, least, INFINITY},
                .most = {some ? layers : c->offloaded, most, INFINITY},
-               .fewest = some && !moves(d, c), /* with fewer layers there is less to copy, too */
                .best = *c,
                .seconds = INFINITY};
     if (!moves(d, c) && !c->offloaded) /* only for the room that all of them leave */
@@ -276,8 +297,9 @@ static tsr_status find_fastest(tsr_choice *c, contest *k, tsr_decision *d, int l
     return tsr_decide_try(d, k->inputs, k->view, c);
 }
 
-/* One way to use host memory: as little recomputation as fits, of a way that moves activations as much as there is, with
- * and without units that stay; then the fastest. *least: as `enter` has it. */
+/* One way to use host memory: as little recomputation as fits, with and without units that stay; then the fastest. Where
+ * the number of layers whose activations go is free, the fastest alone: others have more to copy, or more to do again.
+ * *least: as `enter` has it. */
 static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice c,
                             tsr_config_recompute mode)
 {
@@ -290,17 +312,27 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
     if (!fits)
         return enter(least, k, d, &c, low);
     tsr_choice bare = c, fastest = c;
+    if (c.some)
+        TSR_TRY(find_fastest(&fastest, k, d, low, high));
+    if (c.some && tsr_decide_is_within(d))
+        return enter(least, k, d, &fastest, low);
+    TSR_TRY(tsr_decide_try(d, inputs, k->view, &c));
     TSR_TRY(add_residents(d, k, &c));
+    if (c.some &&
+        !tsr_decide_is_within(d)) { /* whole units of the base do not spare the host enough */
+        c = bare;
+        TSR_TRY(tsr_decide_offload_fewer(d, inputs, k->view, &c));
+        TSR_TRY(add_residents(d, k, &c));
+    }
     TSR_TRY(enter(least, k, d, &c, low));
     if (c.resident > bare.resident) {
         TSR_TRY(tsr_decide_try(d, inputs, k->view, &bare));
         TSR_TRY(enter(least, k, d, &bare, low));
     }
-    if (!c.offloaded && (low == high || c.steps >= high))
+    if (c.some || (!c.offloaded && (low == high || c.steps >= high)))
         return TSR_OK;
     TSR_TRY(find_fastest(&fastest, k, d, c.offloaded ? low : c.steps, high));
-    bool same = fastest.steps == c.steps && fastest.offloaded == c.offloaded;
-    return same ? TSR_OK : enter(least, k, d, &fastest, low);
+    return fastest.steps == c.steps ? TSR_OK : enter(least, k, d, &fastest, low);
 }
 
 /* *fits: the decision holds the fastest. A way that moves more than another which is the least there can be has nothing

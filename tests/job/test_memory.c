@@ -24,15 +24,20 @@ static const char *config_text(const char *dataset, const char *more)
     return text;
 }
 
+static tsr_job_options plan_options(int ranks, const char *config)
+{
+    return (tsr_job_options){.size = sizeof(tsr_job_options),
+                             .config_text = config,
+                             .purpose = TSR_JOB_PLAN,
+                             .plan_ranks = ranks,
+                             .threads = 1};
+}
+
 /* What `plan` says for `ranks` ranks. Returns the status; its message is tsr_last_error's. No
  * weight is read, whatever comes of it. */
 static int plan_only(tsr_job_plan_info *info, int ranks, const char *config)
 {
-    tsr_job_options options = {.size = sizeof(tsr_job_options),
-                               .config_text = config,
-                               .purpose = TSR_JOB_PLAN,
-                               .plan_ranks = ranks,
-                               .threads = 1};
+    tsr_job_options options = plan_options(ranks, config);
     tsr_job *job;
     int status = tsr_job_create(&job, &options);
     if (status < 0)
@@ -152,9 +157,9 @@ static void test_base_moves_to_the_host(void **state)
 
 /* ---- what offload moves, to the byte ---- */
 
-/* The arenas of rank 0 of a plan. */
+/* The arenas of rank 0 of a plan, and how many layers' activations go to host memory. */
 typedef struct {
-    uint64_t device, host, layer, lowest, owned;
+    uint64_t device, host, layer, lowest, owned, offloaded;
 } plan_bytes;
 
 /* layer, lowest: what the plan has on the device of buffers whose names begin "layer 1 ", "layer 0 "; owned:
@@ -163,11 +168,7 @@ static plan_bytes bytes_of(int ranks, const char *more)
 {
     char config[4096];
     snprintf(config, sizeof config, "%s", config_text("long.jsonl", more));
-    tsr_job_options options = {.size = sizeof(tsr_job_options),
-                               .config_text = config,
-                               .purpose = TSR_JOB_PLAN,
-                               .plan_ranks = ranks,
-                               .threads = 1};
+    tsr_job_options options = plan_options(ranks, config);
     tsr_job *job;
     tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     assert_int_equal(tsr_job_create(&job, &options), 0);
@@ -176,16 +177,32 @@ static plan_bytes bytes_of(int ranks, const char *more)
     const tsr_memory_plan *memory = &job->decision.memory;
     plan_bytes out = {.device = memory->total[TSR_PLACE_DEVICE],
                       .host = memory->total[TSR_PLACE_HOST],
-                      .owned = job->decision.store.trainable.count};
-    for (int i = 0; i < memory->count; i++)
-        if (memory->buffer[i].place == TSR_PLACE_DEVICE &&
-            !strncmp(memory->buffer[i].name, "layer 1 ", 8))
-            out.layer += tsr_align_up(memory->buffer[i].bytes, TSR_ALIGNMENT);
-        else if (memory->buffer[i].place == TSR_PLACE_DEVICE &&
-                 !strncmp(memory->buffer[i].name, "layer 0 ", 8))
-            out.lowest += tsr_align_up(memory->buffer[i].bytes, TSR_ALIGNMENT);
+                      .owned = job->decision.store.trainable.count,
+                      .offloaded = (uint64_t)job->decision.offloaded_count};
+    for (int i = 0; i < memory->count; i++) {
+        const tsr_buffer *b = &memory->buffer[i];
+        uint64_t bytes = b->place == TSR_PLACE_DEVICE ? tsr_align_up(b->bytes, TSR_ALIGNMENT) : 0;
+        out.layer += strncmp(b->name, "layer 1 ", 8) ? 0 : bytes;
+        out.lowest += strncmp(b->name, "layer 0 ", 8) ? 0 : bytes;
+    }
     tsr_job_destroy(job);
     return out;
+}
+
+/* Runs what moves activations or the optimizer's state, in the memory of its plan. */
+static void run_as(int ranks, const char *more, const plan_bytes *plan)
+{
+    job_result result;
+    job_run(&result, ranks, config_text("long.jsonl", more));
+    if (result.status != 0)
+        fail_msg("%s", result.message);
+    job_assert_plan(&result, ranks, more);
+    assert_int_equal(result.memory[0].device_high, plan->device);
+    assert_int_equal(result.memory[0].host_high, plan->host);
+    assert_int_equal(result.memory[0].info.activations_offloaded, plan->offloaded > 0);
+    assert_int_equal(result.memory[0].info.optimizer_offloaded, plan->offloaded == 0);
+    job_result_free(&result);
+    remove_files();
 }
 
 /* Of six layers two are left on the device, and four have a place in host memory: all but the two whose backward
@@ -206,16 +223,27 @@ static void test_activations_move(void **state)
         assert_int_equal(there.host - here.host, 3 * here.layer + here.lowest);
         if (i == 2) /* its input alone: 200 tokens of 256 fp32 elements */
             assert_int_equal(here.layer, 200 * 256 * 4);
+        run_as(2, more, &there);
+    }
+}
+
+/* A budget that lacks some layers' activations: theirs go, but for two, the others' stay, and the bits are the same. */
+static void test_some_activations_move(void **state)
+{
+    (void)state;
+    static const char kept[] = "gradient_checkpointing: false\noffload: none\n"
+                               "optimizer_offload: false\nresident_units: 0\n";
+    plan_bytes here = bytes_of(2, kept);
+    for (uint64_t i = 1; i <= 2; i++) {
         job_result result;
-        job_run(&result, 2, config_text("long.jsonl", more));
-        if (result.status != 0)
-            fail_msg("%s", result.message);
-        job_assert_plan(&result, 2, more);
-        assert_int_equal(result.memory[0].device_high, there.device);
-        assert_int_equal(result.memory[0].host_high, there.host);
-        assert_int_equal(result.memory[0].info.activations_offloaded, 1);
+        char more[512];
+        budget_line(more, sizeof more, kept, here.device - i * here.layer);
+        plan_bytes there = bytes_of(2, more);
+        assert_int_equal(there.offloaded, i + 2);
+        assert_int_equal(here.device - there.device, i * here.layer);
+        assert_int_equal(there.host - here.host, i * here.layer);
+        run_inside(&result, 2, kept, there.device);
         job_result_free(&result);
-        remove_files();
     }
 }
 
@@ -232,15 +260,7 @@ static void test_state_moves(void **state)
         buffers = buffers > 2 ? buffers : 2;
         assert_int_equal(here.device - there.device, all - buffers * 3 * 16384 * sizeof(float));
         assert_int_equal(there.host - here.host, all);
-        job_result result;
-        job_run(&result, ranks, config_text("long.jsonl", more));
-        if (result.status != 0)
-            fail_msg("%s", result.message);
-        job_assert_plan(&result, ranks, more);
-        assert_int_equal(result.memory[0].device_high, there.device);
-        assert_int_equal(result.memory[0].info.optimizer_offloaded, 1);
-        job_result_free(&result);
-        remove_files();
+        run_as(ranks, more, &there);
     }
 }
 
@@ -340,11 +360,7 @@ static void test_plan_without_data(void **state)
 
 static char *printed_plan(int json, const char *config)
 {
-    tsr_job_options options = {.size = sizeof(tsr_job_options),
-                               .config_text = config,
-                               .purpose = TSR_JOB_PLAN,
-                               .plan_ranks = 2,
-                               .threads = 1};
+    tsr_job_options options = plan_options(2, config);
     tsr_job *job;
     char *text;
     assert_int_equal(tsr_job_create(&job, &options), 0);
@@ -429,16 +445,6 @@ static void test_advice_recompute(void **state)
         fail_msg("%s", message);
     budget_line(line, sizeof line, KEEP "gradient_checkpointing: auto\noffload: none\n", none - 1);
     fits(2, "long.jsonl", line);
-}
-
-static void test_sqrt_and_activations(void **state)
-{
-    (void)state;
-    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
-    const char *config =
-        config_text("long.jsonl", "activation_offloading: true\ngradient_checkpointing: sqrt\n");
-    assert_int_equal(plan_only(&info, 1, config), TSR_ECONFIG);
-    assert_non_null(strstr(tsr_last_error(), "gradient_checkpointing: sqrt most have none"));
 }
 
 static void test_advice_offload(void **state)
@@ -536,10 +542,7 @@ static void take_warning(void *user, tsr_log_level level, const char *message)
 /* What is decided on a card made up; 0: it is refused. */
 static uint64_t budget_on(const tsr_room *room, const char *more)
 {
-    tsr_job_options options = {.size = sizeof(tsr_job_options),
-                               .config_text = config_text("short.jsonl", more),
-                               .purpose = TSR_JOB_PLAN,
-                               .threads = 1};
+    tsr_job_options options = plan_options(0, config_text("short.jsonl", more));
     tsr_job *job;
     tsr_decision decision;
     uint64_t budget = 0;
@@ -563,10 +566,7 @@ static void test_screen_of_no_card(void **state)
     (void)state;
     const tsr_room room = {.free = TSR_BUDGET_UNKNOWN};
     const tsr_largest none = {0};
-    tsr_job_options options = {.size = sizeof(tsr_job_options),
-                               .config_text = config_text("short.jsonl", ""),
-                               .purpose = TSR_JOB_PLAN,
-                               .threads = 1};
+    tsr_job_options options = plan_options(0, config_text("short.jsonl", ""));
     tsr_job *job;
     tsr_decision d;
     tsr_auto_text text = {0};
@@ -621,13 +621,18 @@ static void test_others_on_the_card(void **state)
     assert_non_null(strstr(advice(tsr_last_error()), "a GPU with "));
 }
 
-static void test_group_that_does_not_divide(void **state)
+static void test_what_does_not_go_together(void **state)
 {
     (void)state;
-    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
-    assert_int_equal(plan_only(&info, 4, config_text("short.jsonl", "shard_group_size: 3\n")),
-                     TSR_ECONFIG);
-    assert_non_null(strstr(tsr_last_error(), "shard_group_size is 3, but the job has 4 ranks"));
+    static const char *const cases[][2] = {
+        {"shard_group_size: 3\n", "shard_group_size is 3, but the job has 4 ranks"},
+        {"activation_offloading: true\ngradient_checkpointing: sqrt\n",
+         "gradient_checkpointing: sqrt most have none"}};
+    for (int i = 0; i < 2; i++) {
+        tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
+        assert_int_equal(plan_only(&info, 4, config_text("short.jsonl", cases[i][0])), TSR_ECONFIG);
+        assert_non_null(strstr(tsr_last_error(), cases[i][1]));
+    }
 }
 
 /* ---- the data ---- */
@@ -670,13 +675,13 @@ int main(void)
         TEST(test_layers_degrade_one_by_one),
         TEST(test_base_moves_to_the_host),
         TEST(test_activations_move),
+        TEST(test_some_activations_move),
         TEST(test_state_moves),
         TEST(test_a_budget_moves_more),
         TEST(test_a_budget_keeps_units),
         TEST(test_plan_is_what_a_run_takes),
         TEST(test_plan_without_data),
         TEST(test_plan_lists_shapes),
-        TEST(test_sqrt_and_activations),
         TEST(test_advice_recompute),
         TEST(test_advice_offload),
         TEST(test_advice_activations_and_state),
@@ -684,7 +689,7 @@ int main(void)
         TEST(test_advice_budget),
         TEST(test_screen_of_no_card),
         TEST(test_others_on_the_card),
-        TEST(test_group_that_does_not_divide),
+        TEST(test_what_does_not_go_together),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }

@@ -380,7 +380,9 @@ static void test_training(void **state)
             fail_msg("%s", tsr_last_error());
         assert_true(report.input_tokens == length && report.loss > 0 && !report.skipped);
         assert_in_range(report.device_bytes, 1, 24 << 20);
-        assert_in_range(report.device_bytes, 1, number(found, "device_bytes"));
+        if (strstr(keys[i],
+                   "offload: none")) /* else time decides, and fewer tokens are labels here */
+            assert_in_range(report.device_bytes, 1, number(found, "device_bytes"));
         assert_int_equal(train(&report, keys[i], number(found, "does_not_fit")), TSR_ECONFIG);
         assert_non_null(strstr(tsr_last_error(), "memory_budget allows"));
         json_decref(found);

@@ -185,14 +185,15 @@ static bool has_buffer(const json_t *buffers, const char *name)
 /* What each layer keeps has a buffer of its own, unless it travels; with full recomputation it is one. */
 static void check_kept(const json_t *p)
 {
-    bool stays = !json_is_true(json_object_get(p, "activation_offloading"));
-    size_t layer, i, layers = 0;
+    size_t layer, i, layers = 0, offloaded = 0;
     const json_t *unit, *kept;
     json_array_foreach(json_object_get(p, "units"), layer, unit)
     {
         const json_t *keeps = json_object_get(unit, "keeps");
         if (!keeps)
             continue;
+        bool stays = number(unit, "saved_bytes") == 0;
+        offloaded += !stays;
         assert_true(json_array_size(keeps) > 0);
         assert_int_equal(json_array_size(keeps) == 1, !strcmp(word(unit, "recompute"), "full"));
         json_array_foreach(keeps, i, kept)
@@ -204,6 +205,8 @@ static void check_kept(const json_t *p)
         layers++;
     }
     assert_int_equal(layers, 6);
+    assert_int_equal(number(p, "offloaded_layers"), offloaded);
+    assert_int_equal(json_is_true(json_object_get(p, "activation_offloading")), offloaded > 0);
 }
 
 static void test_buffers(void **state)
@@ -285,7 +288,8 @@ static void test_screen(void **state)
         {"context_span: 32\ncontext_parallel_size: 2\n", 4,
          "context  2 ranks share each micro-batch of more than 32 tokens, span by span: of 128 "
          "tokens each has at most 64"},
-        {"memory_budget: 8MiB\n", 8, "8.00 MiB of memory_budget on the CPU, for each of 8 ranks"},
+        {"memory_budget: 8MiB\nactivation_offloading: false\n", 8,
+         "8.00 MiB of memory_budget on the CPU, for each of 8 ranks"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -232,11 +232,58 @@ static void test_long_rows(void **state)
     release(&d, &inputs);
 }
 
+static double seconds_of(const char *more)
+{
+    tsr_inputs inputs;
+    char text[256];
+    snprintf(text, sizeof text, "memory_budget: 16GiB\noptimizer_offload: false\n%s", more);
+    tsr_decision d = decide("llama3-8b", 8192, text, &inputs);
+    double seconds = d.expected.simulation.step;
+    release(&d, &inputs);
+    return seconds;
+}
+
+static uint64_t bytes_of(const tsr_decision *d, const char *name)
+{
+    for (int i = 0; i < d->memory.count; i++)
+        if (!strcmp(d->memory.buffer[i].name, name))
+            return d->memory.buffer[i].bytes;
+    return 0;
+}
+
+/* Where some of the activations have to go, the others stay, and both are evenly spread. A region holds the largest layer of
+ * those that take turns in it. */
+static void test_some_layers_go(void **state)
+{
+    (void)state;
+    tsr_inputs inputs;
+    tsr_decision d =
+        decide("llama3-8b", 8192, "memory_budget: 16GiB\noptimizer_offload: false\n", &inputs);
+    int gone = 0, last = -1;
+    uint64_t largest[TSR_REGIONS] = {0};
+    assert_in_range(d.offloaded_count, TSR_REGIONS + 1, 31);
+    for (int i = 0; i < 32; i++) {
+        if (!d.saved_bytes[i])
+            continue;
+        int apart = i - last, region = gone++ % TSR_REGIONS;
+        assert_in_range(apart, 32 / d.offloaded_count, 32 / d.offloaded_count + 1);
+        largest[region] = d.saved_bytes[i] > largest[region] ? d.saved_bytes[i] : largest[region];
+        last = i;
+    }
+    assert_int_equal(gone, d.offloaded_count);
+    assert_int_equal(bytes_of(&d, "saved activations 0"), largest[0]);
+    assert_int_equal(bytes_of(&d, "saved activations 1"), largest[1]);
+    double some = d.expected.simulation.step;
+    release(&d, &inputs);
+    assert_true(some < 0.95 * seconds_of("activation_offloading: false\n"));
+    assert_true(some < 0.97 * seconds_of("activation_offloading: true\n"));
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_windows),
-                                       cmocka_unit_test(test_fewest_steps),
-                                       cmocka_unit_test(test_selective),
-                                       cmocka_unit_test(test_long_rows)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_order),        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_fewest_steps), cmocka_unit_test(test_selective),
+        cmocka_unit_test(test_long_rows),    cmocka_unit_test(test_some_layers_go)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
