@@ -174,7 +174,7 @@ typedef struct tsr_job_plan_info {
     uint64_t parameter_count, trainable_count;
     uint64_t plan_hash;
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
-    int activations_offloaded, optimizer_offloaded; /* 1: they live in host memory */
+    int activations_offloaded, optimizer_offloaded; /* 1: they, or some, live in host memory */
     int shard_group_size;
     int64_t rounds; /* micro-batches of a step on one rank */
     /* Of a step, from what was measured on such a machine; 0: nothing was. exposed: compute waits for transfers. */

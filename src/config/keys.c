@@ -542,8 +542,8 @@ static const tsr_key memory_keys[] = {
              "node; auto: none, or sharded if that is faster or needed"},
     {"activation_offloading", G, TSR_KEY_WORD, AT(activation_offloading), choice_words,
      .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
-     .help = "keep activations saved for the backward in host memory, except two layers'; auto: if "
-             "memory_budget requires it"},
+     .help = "keep activations saved for the backward in host memory, except two layers'; auto: "
+             "of as many layers as is the fastest within memory_budget"},
     {"optimizer_offload", G, TSR_KEY_WORD, AT(optimizer_offload), choice_words, .none = "auto",
      .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
      .help = "keep fp32 masters and moments in host memory; auto: if memory_budget requires it"},

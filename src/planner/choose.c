@@ -298,7 +298,7 @@ static tsr_status find_fastest(tsr_choice *c, contest *k, tsr_decision *d, int l
 }
 
 /* One way to use host memory: as little recomputation as fits, with and without units that stay; then the fastest. Where
- * the number of layers whose activations go is free, the fastest alone: others have more to copy, or more to do again.
+ * the number of layers whose activations go is free, the fastest alone: of others that need less there is no first one.
  * *least: as `enter` has it. */
 static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice c,
                             tsr_config_recompute mode)
@@ -318,8 +318,7 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
         return enter(least, k, d, &fastest, low);
     TSR_TRY(tsr_decide_try(d, inputs, k->view, &c));
     TSR_TRY(add_residents(d, k, &c));
-    if (c.some &&
-        !tsr_decide_is_within(d)) { /* whole units of the base do not spare the host enough */
+    if (c.some && !tsr_decide_is_within(d)) { /* units are too coarse for what the host lacks */
         c = bare;
         TSR_TRY(tsr_decide_offload_fewer(d, inputs, k->view, &c));
         TSR_TRY(add_residents(d, k, &c));

@@ -4,10 +4,10 @@
  *
  * Where keys are on auto the fastest choice that fits the memory is taken, by the expected time of a step
  * (planner/expect.h). Candidates are, for each way to use host memory that the keys allow (for the base, for
- * activations, for the optimizer's state, and together), as little recomputation as fits, in steps of a layer by
- * what memory costs (planner/rungs.h), and as much as is worth it for what memory that
- * leaves: units that stay on the device whole. A candidate must be 1 % faster than those before
- * it, which use less of the machine. No choice changes a result.
+ * activations of some layers or all, for the optimizer's state, and together), as little recomputation as fits, in
+ * steps of a layer by what memory costs (planner/rungs.h), and the fastest: recomputation, layers whose activations go
+ * and units that stay on the device whole against each other (choose.c). A candidate must be 1 % faster than those
+ * before it, which use less of the machine. No choice changes a result.
  */
 #ifndef TSR_PLANNER_DECIDE_H
 #define TSR_PLANNER_DECIDE_H

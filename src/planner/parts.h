@@ -1,5 +1,5 @@
 /*
- * planner/parts.h: shared by decide.c (one choice, the fastest), room.c (what may be used), advise.c and longest.c (what would fit),
+ * planner/parts.h: shared by decide.c (one choice), choose.c (the fastest), room.c (what may be used), advise.c and longest.c (what would fit),
  * print.c, screen.c, buffers.c and purposes.c (what is said of it).
  */
 #ifndef TSR_PLANNER_PARTS_H
@@ -33,7 +33,7 @@ typedef struct {
 } tsr_allowance;
 
 /* The ways to use host memory, a bit for each of the base, which hides behind the layers; the activations
- * of layers, which hide as well where only their inputs are kept, but go both ways; the optimizer's state,
+ * of some layers or all, which hide as well where those are few or keep little, but go both ways; the optimizer's state,
  * for which the end of every step waits. */
 #define TSR_WAYS 8
 
