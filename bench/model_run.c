@@ -112,6 +112,7 @@ static void describe(bench_result *out, const bench_run *run, const tsr_job *job
     out->resident = d->resident_count;
     out->selective = d->selective_count;
     out->full = d->full_count;
+    out->offloaded = d->offloaded_count;
     memcpy(out->keep, d->keep, (size_t)job->inputs.layout.layer_count * sizeof *out->keep);
     out->units = job->inputs.layout.plan_unit_count;
     out->slot_bytes = d->plan->slot_bytes;
@@ -124,6 +125,10 @@ static void describe(bench_result *out, const bench_run *run, const tsr_job *job
         out->host_traffic += uses * (double)(sharded ? d->units[u].frozen.shard_bytes
                                                      : d->units[u].frozen.gathered_bytes);
     }
+    int layers = job->inputs.layout.layer_count;
+    for (int l = 0; l < layers; l++)
+        if (tsr_saved_travels(d->saved_bytes, layers, l))
+            out->host_traffic += (double)d->saved_bytes[l];
     out->nf4 = job->inputs.config.load_in_4bit;
     out->int8 = job->inputs.config.load_in_8bit;
     out->dropout = job->inputs.config.lora_dropout;
