@@ -36,7 +36,9 @@ typedef struct {
 
 typedef struct {
     const tsr_inputs *inputs;
-    const tsr_topology_view *view;
+    const tsr_topology_view
+        *view; /* rank 0's, which needs the most host memory: so all ranks choose alike */
+    const tsr_topology_view *own;
     const tsr_speeds *speeds;
     tsr_choice best;
     int best_index; /* -1: nothing fits yet */
@@ -359,7 +361,7 @@ static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
     if (!*fits)
         return TSR_OK;
     d->alternative[k->best_index].chosen = true;
-    TSR_TRY(tsr_decide_try(d, k->inputs, k->view, &k->best));
+    TSR_TRY(tsr_decide_try(d, k->inputs, k->own, &k->best));
     return expect(&d->expected, k, d);
 }
 
@@ -367,7 +369,9 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
                       bool train, const tsr_room *room, const tsr_speeds *speeds)
 {
     tsr_decision d;
-    contest k = {.inputs = inputs, .view = view, .speeds = speeds};
+    tsr_topology_view first = *view;
+    first.rank = 0;
+    contest k = {.inputs = inputs, .view = &first, .own = view, .speeds = speeds};
     bool fits = false;
     tsr_status status = tsr_decide_begin(&d, inputs, view, train, room, speeds);
     if (status == TSR_OK)

@@ -18,6 +18,7 @@
 #define MIB    (1ull << 20)
 
 static uint64_t machine_shows;
+static int rank;
 
 typedef struct {
     tsr_inputs inputs;
@@ -34,7 +35,7 @@ static planned *plan(const char *shape, int length, const char *more, uint64_t h
              "per_device_train_batch_size: 1\n%s",
              shape, length, more);
     const tsr_config_source source = {.text = text, .use = TSR_CONFIG_PLAN};
-    const tsr_topology_view view = {ranks, 0, ranks};
+    const tsr_topology_view view = {ranks, rank, ranks};
     const tsr_room room = {.free = TSR_BUDGET_UNKNOWN, .host = host, .host_shown = machine_shows};
     tsr_speeds speeds;
     planned *p = calloc(1, sizeof *p);
@@ -173,6 +174,27 @@ static void test_ranks(void **state)
     release(two);
 }
 
+/* Rank 0, which writes the adapter, has less host memory for what moves. All choose what suits it. */
+static void test_ranks_agree(void **state)
+{
+    (void)state;
+    for (uint64_t gib = 6; gib <= 10; gib += 2) {
+        planned *of[2];
+        for (rank = 0; rank < 2; rank++) {
+            of[rank] = plan("llama3-8b", 8192, "memory_budget: 9GiB\n", gib * GIB, 2);
+            assert_int_equal(of[rank]->status, TSR_OK);
+        }
+        rank = 0;
+        uint64_t host[] = {tsr_decide_host_bytes(&of[0]->decision),
+                           tsr_decide_host_bytes(&of[1]->decision)};
+        assert_true(host[1] < host[0] && host[0] <= gib * GIB);
+        assert_true(of[0]->decision.offloaded_count > 0);
+        assert_int_equal(of[0]->decision.plan->hash, of[1]->decision.plan->hash);
+        release(of[0]);
+        release(of[1]);
+    }
+}
+
 /* On the CPU all memory is the device's. */
 static void test_cpu(void **state)
 {
@@ -212,8 +234,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_activations), cmocka_unit_test(test_base),
         cmocka_unit_test(test_plenty),      cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_cpu),         cmocka_unit_test(test_shown),
-        cmocka_unit_test(test_key),
+        cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_cpu),
+        cmocka_unit_test(test_shown),       cmocka_unit_test(test_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
