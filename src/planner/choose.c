@@ -105,13 +105,18 @@ static tsr_status use_room(tsr_decision *d, const contest *k, tsr_choice *c)
 }
 
 /* resident_units auto: what is free is used for units that need no copy and no gather any more. */
-static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c)
+static tsr_status fill_residents(tsr_decision *d, const contest *k, tsr_choice *c)
 {
     const tsr_inputs *inputs = k->inputs;
     uint64_t room = room_for_residents(d, inputs);
-    if (inputs->config.resident_units < 0 && moves(d, c) && !d->room.base &&
-        tsr_decide_bytes(d) <= room)
-        TSR_TRY(tsr_decide_fill(d, inputs, k->view, c, room));
+    bool may = inputs->config.resident_units < 0 && moves(d, c) && !d->room.base;
+    return may && tsr_decide_bytes(d) <= room ? tsr_decide_fill(d, inputs, k->view, c, room)
+                                              : TSR_OK;
+}
+
+static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    TSR_TRY(fill_residents(d, k, c));
     return use_room(d, k, c);
 }
 
@@ -209,7 +214,7 @@ static tsr_status probe(point *p, field *f)
     TSR_TRY(tsr_decide_raise(&fits, f->d, k->inputs, k->view, &c, f->most.steps));
     if (!fits)
         return TSR_OK;
-    TSR_TRY(add_residents(f->d, k, &c));
+    TSR_TRY(fill_residents(f->d, k, &c));
     if (!tsr_decide_is_within(f->d))
         return TSR_OK;
     TSR_TRY(expect(&e, k, f->d));
@@ -243,9 +248,11 @@ static tsr_status compare(point *best, field *f, int offloaded, int stride)
     if (offloaded < f->least.offloaded || offloaded > f->most.offloaded)
         return TSR_OK;
     TSR_TRY(probe(&p, f));
-    for (; stride > f->most.steps / FINEST; stride /= 2) {
+    for (; stride > f->most.steps / FINEST && p.seconds < INFINITY; stride /= 2) {
+        int steps = p.steps;
         TSR_TRY(walk(&p, f, -stride));
-        TSR_TRY(walk(&p, f, stride));
+        if (p.steps == steps)
+            TSR_TRY(walk(&p, f, stride));
     }
     if (p.seconds < best->seconds)
         *best = p;
@@ -270,7 +277,7 @@ static tsr_status compare_all(point *best, field *f)
         if (by)
             TSR_TRY(compare(best, f, f->most.offloaded, range / 8));
     }
-    while (by /= 2) {
+    while ((by /= 2) > f->most.offloaded / (FINEST / 2)) {
         int middle = best->offloaded;
         TSR_TRY(compare(best, f, middle - by, range / 32));
         TSR_TRY(compare(best, f, middle + by, range / 32));
@@ -296,7 +303,8 @@ static tsr_status find_fastest(tsr_choice *c, contest *k, tsr_decision *d, int l
     if (!c->state)
         *near = best;
     *c = f.best;
-    return tsr_decide_try(d, k->inputs, k->view, c);
+    TSR_TRY(tsr_decide_try(d, k->inputs, k->view, c));
+    return use_room(d, k, c);
 }
 
 /* One way to use host memory: as little recomputation as fits, with and without units that stay; then the fastest. Where

@@ -35,12 +35,13 @@ static tsr_status lay_out_segment(tsr_segment *s, tsr_unit_part *part, int ranks
     s->gradient_offset = part->gradient_count;
     s->gradient_count = trainable ? s->per_rank * TSR_GRANULE_ELEMENTS : 0;
     part->gradient_count += s->gradient_count;
+    part->moment_bytes += s->gradient_count * (s->coded ? 1 : sizeof(float));
     return TSR_OK;
 }
 
 static tsr_status lay_out_part(tsr_unit_part *part, int ranks, bool trainable)
 {
-    part->gathered_bytes = part->shard_bytes = part->gradient_count = 0;
+    part->gathered_bytes = part->shard_bytes = part->gradient_count = part->moment_bytes = 0;
     for (int i = 0; i < part->segment_count; i++)
         TSR_TRY(lay_out_segment(&part->segment[i], part, ranks, trainable));
     return TSR_OK;
@@ -57,13 +58,17 @@ tsr_status tsr_unit_lay_out(tsr_unit *unit, int ranks)
 uint64_t tsr_unit_moment_bytes(const tsr_unit *units, int unit_count, uint64_t elements)
 {
     uint64_t bytes = 0;
-    for (int u = 0; u < unit_count && elements > 0; u++)
-        for (int i = 0; i < units[u].trainable.segment_count && elements > 0; i++) {
-            const tsr_segment *s = &units[u].trainable.segment[i];
-            uint64_t count = s->gradient_count < elements ? s->gradient_count : elements;
-            bytes += count * (s->coded ? 1 : sizeof(float));
-            elements -= count;
-        }
+    int u = 0;
+    for (; u < unit_count && units[u].trainable.gradient_count <= elements; u++) {
+        bytes += units[u].trainable.moment_bytes;
+        elements -= units[u].trainable.gradient_count;
+    }
+    for (int i = 0; u < unit_count && i < units[u].trainable.segment_count && elements > 0; i++) {
+        const tsr_segment *s = &units[u].trainable.segment[i];
+        uint64_t count = s->gradient_count < elements ? s->gradient_count : elements;
+        bytes += count * (s->coded ? 1 : sizeof(float));
+        elements -= count;
+    }
     return bytes;
 }
 

@@ -52,6 +52,7 @@ typedef struct {
     /* Filled by tsr_unit_lay_out; multiples of TSR_ALIGNMENT. */
     uint64_t gathered_bytes, shard_bytes;
     uint64_t gradient_count; /* elements of one rank's part; 0 in a frozen part */
+    uint64_t moment_bytes;   /* of either of their moments */
 } tsr_unit_part;
 
 /* Where the frozen part lives between gathers. */
