@@ -297,7 +297,8 @@ static void save(tsr_builder *b, int layer)
 
 /* While layer `above` is in its backward, the next one below it that travels comes back, into the
  * region that the one before `above` has left. It stands behind the prefetch of frozen parts, whose
- * copies would else wait with it. */
+ * copies would else wait with it; and behind those of layers in between that save nothing, which are wanted
+ * sooner (docs/scheduler.md, "Activations and optimizer state in host memory"). */
 static void load_below(tsr_builder *b, int above)
 {
     int below = above - 1;
