@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#define WORTH_IT   0.99 /* of the time of what needs less */
+#define WORTH_IT   0.99 /* of the price of what needs less */
 #define ROOM_STEP  (256ull << 20)
 #define MOST_WIDER 2
 /* The model of time knows nothing of power: links that sleep give 1 to 2 % back (docs/gpu.md). */
@@ -31,7 +31,7 @@ static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inpu
 /* How many layers' activations go to host memory, and how many steps layers take to keep less. */
 typedef struct {
     int offloaded, steps;
-    double seconds; /* of a step; INFINITY: it does not fit */
+    double price; /* INFINITY: it does not fit */
 } point;
 
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
     const tsr_speeds *speeds;
     tsr_choice best;
     int best_index; /* -1: nothing fits yet */
-    double best_seconds;
+    double best_price;
     /* The fastest of each way that leaves the optimizer's state on the device: of the same way without it the fastest is
      * near. */
     point near[TSR_WAYS / 2];
@@ -120,6 +120,13 @@ static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c
     return use_room(d, k, c);
 }
 
+/* As alternatives have it, of what the decision holds. */
+static double price_of(const tsr_decision *d, double seconds)
+{
+    uint64_t bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE];
+    return seconds * (1 + d->local_ranks * (double)bytes / 0x1p30 / 5000);
+}
+
 /* Whether no other way to use host memory is worth more: nothing goes there, or all that does hides behind the rest. */
 static bool is_best(const tsr_decision *d, const tsr_alternative *a)
 {
@@ -173,11 +180,12 @@ static tsr_status enter(bool *least, contest *k, tsr_decision *d, const tsr_choi
     TSR_TRY(expect(&d->expected, k, d));
     a->seconds = d->expected.simulation.step;
     *least |= c->steps == low && is_best(d, a);
-    if (k->best_index >= 0 && a->seconds >= WORTH_IT * k->best_seconds)
+    a->price = price_of(d, a->seconds);
+    if (k->best_index >= 0 && a->price >= WORTH_IT * k->best_price)
         return TSR_OK;
     k->best = *c;
     k->best_index = d->alternative_count - 1;
-    k->best_seconds = a->seconds;
+    k->best_price = a->price;
     return TSR_OK;
 }
 
@@ -194,7 +202,7 @@ typedef struct {
     tsr_decision *d;
     point least, most;
     tsr_choice best;
-    double seconds; /* of it */
+    double price; /* of it */
 } field;
 
 /* How long a step takes at p, which becomes the nearest with more steps that fits. */
@@ -210,7 +218,7 @@ static tsr_status probe(point *p, field *f)
                     .bounds = f->best.bounds};
     tsr_expectation e;
     bool fits;
-    p->seconds = INFINITY;
+    p->price = INFINITY;
     TSR_TRY(tsr_decide_raise(&fits, f->d, k->inputs, k->view, &c, f->most.steps));
     if (!fits)
         return TSR_OK;
@@ -219,9 +227,9 @@ static tsr_status probe(point *p, field *f)
         return TSR_OK;
     TSR_TRY(expect(&e, k, f->d));
     p->steps = c.steps;
-    p->seconds = e.simulation.step;
-    if (p->seconds < f->seconds) {
-        f->seconds = p->seconds;
+    p->price = price_of(f->d, e.simulation.step);
+    if (p->price < f->price) {
+        f->price = p->price;
         f->best = c;
     }
     return TSR_OK;
@@ -235,7 +243,7 @@ static tsr_status walk(point *p, field *f, int stride)
         if (next.steps < f->least.steps || next.steps > f->most.steps)
             return TSR_OK;
         TSR_TRY(probe(&next, f));
-        if (next.seconds >= p->seconds)
+        if (next.price >= p->price)
             return TSR_OK;
         *p = next;
     }
@@ -248,13 +256,13 @@ static tsr_status compare(point *best, field *f, int offloaded, int stride)
     if (offloaded < f->least.offloaded || offloaded > f->most.offloaded)
         return TSR_OK;
     TSR_TRY(probe(&p, f));
-    for (; stride > f->most.steps / FINEST && p.seconds < INFINITY; stride /= 2) {
+    for (; stride > f->most.steps / FINEST && p.price < INFINITY; stride /= 2) {
         int steps = p.steps;
         TSR_TRY(walk(&p, f, -stride));
         if (p.steps == steps)
             TSR_TRY(walk(&p, f, stride));
     }
-    if (p.seconds < best->seconds)
+    if (p.price < best->price)
         *best = p;
     return TSR_OK;
 }
@@ -265,8 +273,8 @@ static tsr_status compare_all(point *best, field *f)
 {
     int by = (f->most.offloaded - f->least.offloaded + 3) / 4;
     int range = f->most.steps - f->least.steps;
-    if (best->seconds < INFINITY) {
-        best->seconds = INFINITY;
+    if (best->price < INFINITY) {
+        best->price = INFINITY;
         TSR_TRY(compare(best, f, best->offloaded, range / 32));
         by /= 4;
     } else {
@@ -295,7 +303,7 @@ static tsr_status find_fastest(tsr_choice *c, contest *k, tsr_decision *d, int l
                .least = {some ? TSR_REGIONS + 1 : c->offloaded, least, INFINITY},
                .most = {some ? layers : c->offloaded, most, INFINITY},
                .best = *c,
-               .seconds = INFINITY};
+               .price = INFINITY};
     if (!moves(d, c) && !c->offloaded) /* only for the room that all of them leave */
         f.least.steps = f.most.steps;
     point *near = &k->near[host + 2 * (c->offloaded > 0)], best = *near;
@@ -353,7 +361,7 @@ static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
     bool least[TSR_WAYS] = {false};
     k->best_index = -1;
     for (int i = 0; i < TSR_WAYS / 2; i++)
-        k->near[i].seconds = INFINITY;
+        k->near[i].price = INFINITY;
     if (!d->train) /* there is nothing to move */
         allowed.activations = allowed.state = TSR_CONFIG_CHOICE_NO;
     if (d->room.base)

@@ -57,6 +57,9 @@ typedef struct {
     int resident_count, selective_count, full_count, stride;
     uint64_t device_bytes, host_bytes; /* device: with what is beside the arena */
     double seconds;                    /* of a step; 0: it does not fit */
+    /* By which they are compared: seconds, and a 5000th of them for each GiB of host memory that the node's ranks pin,
+     * which nobody else has meanwhile. */
+    double price;
 } tsr_alternative;
 
 #define TSR_ALTERNATIVES 32

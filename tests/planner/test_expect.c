@@ -320,7 +320,7 @@ static void check_fastest(const tsr_decision *d)
         const tsr_alternative *a = &d->alternative[i];
         assert_true(a->fits == (a->device_bytes <= d->budget));
         assert_true(a->fits == (a->seconds > 0));
-        assert_true(!a->fits || a->seconds >= 0.98 * best->seconds);
+        assert_true(!a->fits || a->price >= 0.98 * best->price);
     }
     assert_true(best->fits && best->resident_count == d->resident_count);
     assert_true(best->full_count == d->full_count && best->state == d->state_offloaded);
