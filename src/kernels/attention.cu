@@ -236,21 +236,19 @@ uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
     return bytes > own ? bytes : own;
 }
 
-#define SHARED_KEYS   128 /* of a block of the fastest backward */
-#define SHARED_BLOCKS 256 /* of a rank: two for each multiprocessor of the largest card */
-
 /* As few key heads as keep a card busy: the fewer there are, the less of the exchange is not hidden, and the less memory it
  * takes. */
 static int32_t heads_at_once(const tsr_attention_bounds *b)
 {
-    int64_t ranks = b->spans.ranks > 1 ? b->spans.ranks : 1, blocks = b->tokens / SHARED_KEYS;
+    int64_t ranks = b->spans.ranks > 1 ? b->spans.ranks : 1, blocks = b->tokens / TSR_WGMMA_KEYS;
     for (int32_t heads = 1; heads < b->kv_heads; heads++)
-        if (b->kv_heads % heads == 0 && blocks * heads >= SHARED_BLOCKS * ranks)
+        if (b->kv_heads % heads == 0 && blocks * heads >= TSR_WGMMA_BLOCKS * ranks)
             return heads;
     return b->kv_heads;
 }
 
-/* cuDNN's backward makes delta of o itself; and its launches depend on the heads that it is given. */
+/* cuDNN's backward makes delta of o itself; and its launches depend on the heads that it is given. What it would take is
+ * asked of the bounds, which are the same on every card. */
 tsr_attention_sharing tsr_attention_sharing_cuda(const tsr_attention_bounds *bounds)
 {
     tsr_attention_sharing sharing = {};

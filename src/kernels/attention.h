@@ -15,11 +15,12 @@
  * value is 0: a query's weights then sum to less than 1 (gpt-oss; Xiao et al. 2023). lse contains it,
  * which is all that the backward needs of it. Sinks are frozen.
  *
- * A micro-batch may be shared by several ranks (spans.h). Each then gives all rows of q, k, v, o, d_o and lse, in the usual
- * layout, and gets results for its own rows alone: o and lse of its queries, dq of its queries, dk and dv of its keys, with
- * the bits of the call that is not shared. Other rows of the results may be written or not. On Hopper cuDNN's backward and
+ * A micro-batch may be shared by several ranks (spans.h). Each then gives all rows of q, k, v, d_o, lse and of o or delta, in
+ * the usual layout, and gets results for its own rows alone: o and lse of its queries, dq of its queries, dk and dv of its
+ * keys, with the bits of the call that is not shared. Other rows of the results may be written or not. cuDNN's backward and
  * its tiles (attention_cudnn.h) compute all rows on each rank. All other backwards take delta = <d_o, o> instead of o, which
- * each rank makes of its own rows (attention_delta) and sends: 4 bytes a token and head.
+ * each rank makes of its own rows (attention_delta) and sends: 4 bytes a token and head. What is sent, and how many heads go
+ * at once, follows from the bounds alone, on every card.
  *
  * Cost     forward 2 (D + Dv) FLOPs for each visible pair and query head, backward 6 D + 4 Dv; q, k, v, o once.
  */
@@ -134,6 +135,12 @@ static inline tsr_attention_bounds tsr_attention_all_heads(tsr_attention_bounds 
     bounds.q_heads = bounds.q_heads / bounds.kv_heads * all;
     bounds.kv_heads = all;
     return bounds;
+}
+
+/* Whether micro-batches of the run are shared: those of one span are not. */
+static inline bool tsr_attention_is_shared(const tsr_attention_bounds *bounds)
+{
+    return tsr_spans_shared(&bounds->spans) && bounds->tokens > bounds->spans.rows;
 }
 
 /* Columns of a head of v and o. */

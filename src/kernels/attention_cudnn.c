@@ -29,9 +29,7 @@
 #define MAX_PLANS   (16 * TSR_KERNELS_TURNS)
 
 /* From where on the own backward is faster. */
-#define LEAST_BLOCKS  256 /* of OWN_KEYS keys of a key head */
 #define LEAST_LONGEST 2048
-#define OWN_KEYS      128
 #define OWN_DIM       128
 
 /* Heads up to which attention_own.cu's backward is faster over long documents than tiles. */
@@ -142,8 +140,8 @@ static bool has_heads(const tsr_attention_bounds *b)
  * heads share a key head. */
 static bool is_faster(const tsr_attention_bounds *b)
 {
-    int64_t blocks = b->tokens / OWN_KEYS * b->kv_heads;
-    return b->head_dim == OWN_DIM && blocks >= LEAST_BLOCKS && b->longest >= LEAST_LONGEST &&
+    int64_t blocks = b->tokens / TSR_WGMMA_KEYS * b->kv_heads;
+    return b->head_dim == OWN_DIM && blocks >= TSR_WGMMA_BLOCKS && b->longest >= LEAST_LONGEST &&
            b->q_heads > b->kv_heads;
 }
 

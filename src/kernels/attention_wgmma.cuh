@@ -8,8 +8,7 @@
 #include "kernels/attention_wgmma.h"
 
 #define TSR_WGMMA_DIM     128
-#define TSR_WGMMA_KEYS    128 /* of a block */
-#define TSR_WGMMA_QUERIES 64  /* of a tile */
+#define TSR_WGMMA_QUERIES 64 /* of a tile */
 #define TSR_WGMMA_TILE    (TSR_WGMMA_QUERIES * TSR_WGMMA_DIM)
 
 /*

@@ -31,6 +31,10 @@ extern "C" {
 /* Whether it is meant for such heads; needs no device. */
 bool tsr_attention_wgmma_fits(const tsr_attention_bounds *bounds);
 
+/* Keys of a block; and how many blocks keep a card busy, about two for each multiprocessor of an H200. */
+#define TSR_WGMMA_KEYS   128
+#define TSR_WGMMA_BLOCKS 256
+
 /* What it needs within the bounds: 512 bytes a token and query head, at most TSR_WGMMA_SUM_BYTES of them or what the query
  * heads of one key head take (key heads then go one group after the other); and 12 bytes a token and query head. */
 #define TSR_WGMMA_SUM_BYTES ((uint64_t)1280 << 20)

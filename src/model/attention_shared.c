@@ -7,7 +7,7 @@
 enum { Q, K, V, D_O, DELTA, O, LSE, PACKED, D_Q, D_K, D_V, VALUES };
 
 /* Of a group of heads: all rows of a value, [tokens, columns], but lse as the kernels have it; packed is lse span by span.
- * Of groups that follow each other, one after the other lies in `all`. */
+ * Consecutive groups alternate between the two buffers. */
 typedef struct {
     void *all[2];
     int64_t columns;
@@ -81,7 +81,7 @@ static layout lay_out(char *base, const tsr_kernels *kernels, const tsr_attentio
 uint64_t tsr_attention_shared_bytes(const tsr_kernels *kernels, const tsr_attention_bounds *bounds)
 {
     uint64_t most = 0;
-    if (!tsr_spans_shared(&bounds->spans) || bounds->tokens <= bounds->spans.rows)
+    if (!tsr_attention_is_shared(bounds))
         return 0;
     for (int backward = 0; backward <= bounds->train; backward++) {
         const layout l = lay_out(NULL, kernels, bounds, bounds->tokens,
@@ -153,7 +153,7 @@ static tsr_status copy(const work *w, tsr_dtype dtype, void *out, int64_t out_st
     return w->kernels->copy_columns(w->stream, &args);
 }
 
-/* Rows of a span, which the last one has not all of. */
+/* Rows of a span; the last one may be short. */
 static int64_t span_rows(const work *w, int64_t first)
 {
     int64_t rest = w->shape.tokens - first;
@@ -187,7 +187,7 @@ static tsr_status give(const work *w, int value, void *own, int group)
     return move(w, value, own, group, true);
 }
 
-/* What compute has placed so far is sent. */
+/* Sends what compute has placed so far. */
 static tsr_status gather(const work *w, const int *values, int count, int group)
 {
     tsr_context_rows rows[VALUES];

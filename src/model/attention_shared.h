@@ -7,7 +7,7 @@
  *
  * Some key heads with their query heads go at a time (tsr_attention_sharing): a group. While one is computed the rows of the
  * next one arrive, and the sums of dq of the one before are added up; so two groups of most values lie in the node's
- * workspace. Heads have nothing to do with each other, and so the bits are those of all at once.
+ * workspace. Heads are independent, so groups give the same bits as all heads at once.
  *
  *     comm       rows of 0 | rows of 1              | dq of 0, rows of 2 | dq of 1 ..
  *     compute                group 0                | group 1            | group 2 ..

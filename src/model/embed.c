@@ -258,7 +258,7 @@ static tsr_status rows_backward(tsr_model *model, int64_t first, int64_t count, 
                                .first = first,
                                .count = count,
                                .scale = embedding_scale(model)};
-    if (layout->rows_tied && g.part == g.to) {
+    if (layout->rows_tied && !g.divided) {
         args.plus = model->head_gradient;
     } else if (layout->rows_tied) {
         TSR_TRY(copy_rows(model, gradient));

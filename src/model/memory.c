@@ -115,9 +115,6 @@ int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_prog
 {
     const tsr_activation_options activation = tsr_model_activation(options);
     int most = 1;
-    if (!tsr_spans_shared(&options->spans) ||
-        tsr_batch_all_tokens(&options->bounds) <= options->spans.rows)
-        return 1;
     for (int i = 0; i < programs->count; i++) {
         const tsr_block *block = programs->program[i].block;
         for (int j = 0; j < block->node_count; j++) {
@@ -125,8 +122,9 @@ int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_prog
                 continue;
             const tsr_attention_bounds bounds =
                 tsr_attention_bounds_of(&block->node[j], tsr_activation_attention(&activation));
-            int groups = bounds.kv_heads / options->kernels->attention_sharing(&bounds).kv_heads;
-            most = groups > most ? groups : most;
+            int heads = options->kernels->attention_sharing(&bounds).kv_heads;
+            if (tsr_attention_is_shared(&bounds) && bounds.kv_heads / heads > most)
+                most = bounds.kv_heads / heads;
         }
     }
     return most;

@@ -191,7 +191,7 @@ static tsr_status prepare_attention(const tsr_model *model, tsr_device *device)
             tsr_attention_bounds bounds =
                 tsr_attention_bounds_of(&block->node[j], tsr_activation_attention(&options));
             TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
-            if (!tsr_spans_shared(&bounds.spans))
+            if (!tsr_attention_is_shared(&bounds))
                 continue;
             bounds = tsr_attention_group(bounds, kernels->attention_sharing(&bounds).kv_heads);
             TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));

@@ -81,7 +81,7 @@ typedef struct {
     int64_t *words;   /* [TSR_PREFERENCE_WORDS] */
     /* [TSR_PREFERENCE_WORDS + 1], which nobody reads: the plain loss, and before it what ranks of a shared micro-batch
      * would say once more. */
-    int64_t *unread;
+    int64_t *discarded;
 } preference_state;
 
 /* The replicated NF4 state of one linear. */
@@ -220,8 +220,9 @@ tsr_status tsr_model_balance(const tsr_model *model);
  * after the last one zeros stand for none. */
 typedef struct {
     void *to;    /* [count] of fp32, or int64 of a wide unit */
-    float *part; /* [count]; is `to` where a micro-batch is one span */
+    float *part; /* [count]; `to`, unless divided */
     uint64_t count;
+    bool divided; /* `to` is of a wide unit */
     bool begun;
 } tsr_table_gradient;
 
@@ -256,7 +257,7 @@ tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *
                                      tsr_take_buffer *device, void *user);
 tsr_status tsr_model_prefer(tsr_model *model);
 int64_t *tsr_model_loss_word(const tsr_model *model);
-bool tsr_model_speaks(const tsr_model *model);
+bool tsr_model_is_first_sharer(const tsr_model *model);
 
 /* score.c: the same of a reward model: its buffers; in the place of a chunk of the vocabulary; and its gradient. */
 tsr_status tsr_model_walk_score(tsr_model *model, const tsr_model_options *options,

@@ -111,7 +111,7 @@ tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *
                    (tsr_array){TSR_I64, 2 * TSR_PREFERENCE_WORDS + 1, 1}));
     state.sums = sums;
     state.words = words;
-    state.unread = state.words + TSR_PREFERENCE_WORDS;
+    state.discarded = state.words + TSR_PREFERENCE_WORDS;
     if (model)
         model->preference = state;
     return TSR_OK;
@@ -119,11 +119,11 @@ tsr_status tsr_model_walk_preference(tsr_model *model, const tsr_model_options *
 
 int64_t *tsr_model_loss_word(const tsr_model *model)
 {
-    return model->options.objective ? model->preference.unread + TSR_PREFERENCE_WORDS
+    return model->options.objective ? model->preference.discarded + TSR_PREFERENCE_WORDS
                                     : model->sums.loss;
 }
 
-bool tsr_model_speaks(const tsr_model *model)
+bool tsr_model_is_first_sharer(const tsr_model *model)
 {
     return !tsr_model_is_shared(model) || model->options.spans.rank == 0;
 }
@@ -202,7 +202,7 @@ tsr_status tsr_model_prefer(tsr_model *model)
     const stage *s = tsr_model_current(model);
     const preference_state *state = &model->preference;
     label_values labels = state->own;
-    bool speaks = tsr_model_speaks(model);
+    bool first = tsr_model_is_first_sharer(model);
     labels.nll = model->activations.nll;
     if (tsr_model_is_shared(model))
         TSR_TRY(gather(&labels, model));
@@ -222,8 +222,8 @@ tsr_status tsr_model_prefer(tsr_model *model)
                               .sums = state->sums,
                               .weight = s->batch.sums_alone ? NULL : state->weight,
                               .scale = s->batch.share,
-                              .loss = speaks ? model->sums.loss : tsr_model_loss_word(model),
+                              .loss = first ? model->sums.loss : tsr_model_loss_word(model),
                               .loss_overflow = model->sums.loss_overflow,
-                              .words = speaks ? state->words : state->unread}));
+                              .words = first ? state->words : state->discarded}));
     return s->batch.train ? weigh(model) : TSR_OK;
 }

@@ -36,10 +36,11 @@ tsr_status tsr_model_walk_score(tsr_model *model, const tsr_model_options *optio
         TSR_TRY(device(user, &all, "label rows", "of all ranks that share a micro-batch",
                        (tsr_array){TSR_I64, words_of(options, rows), 1}));
     if (model)
-        model->preference = (preference_state){.rewards = rewards,
-                                               .all = all,
-                                               .words = words,
-                                               .unread = (int64_t *)words + TSR_PREFERENCE_WORDS};
+        model->preference =
+            (preference_state){.rewards = rewards,
+                               .all = all,
+                               .words = words,
+                               .discarded = (int64_t *)words + TSR_PREFERENCE_WORDS};
     return TSR_OK;
 }
 
@@ -60,7 +61,7 @@ tsr_status tsr_model_score(tsr_model *model, int unit, const tsr_unit_view *view
     const tsr_layout *layout = model->options.layout;
     const tsr_activations *a = &model->activations;
     const preference_state *state = &model->preference;
-    bool shared = tsr_model_is_shared(model), speaks = tsr_model_speaks(model);
+    bool shared = tsr_model_is_shared(model), first = tsr_model_is_first_sharer(model);
     int64_t rows = s->all_label_rows;
     void *h = shared ? state->all : a->head.rows;
     tsr_frozen w = {tsr_model_trainable_at(model, unit, view, 0),
@@ -81,9 +82,9 @@ tsr_status tsr_model_score(tsr_model *model, int unit, const tsr_unit_view *view
                           .d = (int64_t)layout->config.hidden_size,
                           .center = model->options.objective->center,
                           .scale = s->batch.share,
-                          .loss = speaks ? model->sums.loss : tsr_model_loss_word(model),
+                          .loss = first ? model->sums.loss : tsr_model_loss_word(model),
                           .loss_overflow = model->sums.loss_overflow,
-                          .words = speaks ? state->words : state->unread,
+                          .words = first ? state->words : state->discarded,
                           .dtype = model->options.dtype}));
     return shared && s->batch.train
                ? tsr_model_take_labels(model, a->head.rows, h, row_bytes(&model->options))
@@ -96,7 +97,7 @@ tsr_status tsr_model_score_weight(tsr_model *model, int unit, const tsr_unit_vie
     uint64_t d = model->options.layout->config.hidden_size;
     void *to = tsr_model_gradient_at(model, unit, view, gradient, 0);
     tsr_table_gradient g = tsr_model_table_gradient(model, to, d);
-    if (tsr_model_speaks(model)) {
+    if (tsr_model_is_first_sharer(model)) {
         TSR_TRY(tsr_stream_copy(model->compute, g.part, model->activations.head.score_gradient,
                                 d * sizeof(float)));
         TSR_TRY(tsr_model_add_part(model, &g));

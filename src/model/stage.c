@@ -253,7 +253,8 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
         return tsr_fail(TSR_EINVAL, "a third micro-batch is staged before one was released");
     tsr_model_batch own = own_counts(model, batch);
     if (own.tokens > bounds->tokens || own.documents > bounds->documents ||
-        own.label_rows > bounds->label_rows)
+        own.label_rows > bounds->label_rows || batch->tokens > tsr_batch_all_tokens(bounds) ||
+        batch->label_rows > tsr_batch_all_label_rows(bounds))
         return tsr_fail(TSR_EINTERNAL,
                         "a micro-batch of %lld tokens, %lld documents and %lld label rows; the "
                         "plan has room for %lld, %lld and %lld",

@@ -7,17 +7,18 @@
 
 tsr_table_gradient tsr_model_table_gradient(const tsr_model *model, void *to, uint64_t count)
 {
-    return (tsr_table_gradient){
-        .to = to,
-        .part = tsr_model_tiles(&model->options) ? model->activations.head.part : to,
-        .count = count};
+    bool divided = tsr_model_tiles(&model->options);
+    return (tsr_table_gradient){.to = to,
+                                .part = divided ? model->activations.head.part : to,
+                                .count = count,
+                                .divided = divided};
 }
 
 tsr_status tsr_model_add_part(const tsr_model *model, tsr_table_gradient *gradient)
 {
     bool first = !gradient->begun;
     gradient->begun = true;
-    if (gradient->part == gradient->to)
+    if (!gradient->divided)
         return first ? TSR_OK : tsr_fail(TSR_EINTERNAL, "a second part of an undivided gradient");
     return model->options.kernels->fixed_accumulate(
         model->compute, &(tsr_fixed_accumulate_args){.sum = gradient->to,
@@ -30,7 +31,7 @@ tsr_status tsr_model_add_part(const tsr_model *model, tsr_table_gradient *gradie
 
 tsr_status tsr_model_end_parts(const tsr_model *model, const tsr_table_gradient *gradient)
 {
-    uint64_t element = gradient->part == gradient->to ? sizeof(float) : sizeof(int64_t);
+    uint64_t element = gradient->divided ? sizeof(int64_t) : sizeof(float);
     return gradient->begun
                ? TSR_OK
                : tsr_stream_fill(model->compute, gradient->to, 0, gradient->count * element);

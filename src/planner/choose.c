@@ -12,7 +12,9 @@
 #define MOST_WIDER 2
 /* The model of time knows nothing of power: links that sleep give 1 to 2 % back (docs/gpu.md). */
 #define AS_FAST 1.005
-#define FINEST  128 /* of all steps of recomputation: fewer at a time are not tried */
+/* Of a step's time, for a GiB of host memory: 250 GiB have to save 5 %. */
+#define GIB_PRICE 2e-4
+#define FINEST    128 /* of all steps of recomputation: fewer at a time are not tried */
 
 /* ---- choosing the fastest ---- */
 
@@ -123,8 +125,7 @@ static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c
 /* As alternatives have it, of what the decision holds. */
 static double price_of(const tsr_decision *d, double seconds)
 {
-    uint64_t bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE];
-    return seconds * (1 + d->local_ranks * (double)bytes / 0x1p30 / 5000);
+    return seconds * (1 + GIB_PRICE * d->local_ranks * (double)tsr_decide_host_bytes(d) / 0x1p30);
 }
 
 /* Whether no other way to use host memory is worth more: nothing goes there, or all that does hides behind the rest. */

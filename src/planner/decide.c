@@ -331,7 +331,7 @@ tsr_status tsr_decide_raise(bool *fits, tsr_decision *d, const tsr_inputs *input
 
 /* The fewest steps that fit. Memory falls from one end to the next, but for a model of a few small layers, whose
  * recomputation may need more scratch than it saves; and from step to step between two, but for the first, which
- * brings the scratch that a lower rung needs. What is offloaded is as little as it may be to begin with. *fits tells
+ * brings the scratch that a lower rung needs. *fits tells
  * whether any does; the decision then holds it, otherwise it holds the most frugal one. */
 tsr_status tsr_decide_search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view, tsr_choice *c,

@@ -2,8 +2,8 @@
  * shard/context.h: the ranks that share micro-batches, and the rows of all of them brought together.
  *
  * Each rank has the rows of its own spans (kernels/spans.h). What needs all rows of a value, as attention does, puts them
- * into their places in the micro-batch, and gets the others' there. Rows are copied and nothing is added up: so the bits
- * are those of one rank.
+ * into their places in the micro-batch, and gets the others' there. Rows are copied; what is added up are integers, or
+ * words of which one rank alone has any but zeros. So the bits are those of one rank.
  *
  * Order    All ranks of a group make the same calls in the same order, among the other collectives of a run.
  * Threads  One issues, the same as the executor's.
