@@ -305,7 +305,7 @@ static void test_stop(void **state)
 
 /* Micro-batches longer than context_span: on one rank, and on those that share each of them, with more or fewer spans than
  * ranks. Evaluations compare with the reference too. */
-static void test_shared(void **state)
+static void test_context(void **state)
 {
     (void)state;
     static const char *const jobs[] = {
@@ -352,7 +352,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_kinds),       cmocka_unit_test(test_table),
         cmocka_unit_test(test_evaluations), cmocka_unit_test(test_reference),
         cmocka_unit_test(test_refusals),    cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_shared)};
+        cmocka_unit_test(test_context)};
     job_choose_backend(argc, argv);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
