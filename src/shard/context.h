@@ -49,7 +49,7 @@ tsr_status tsr_context_await(tsr_context *context, int mark);
 
 /* Integers of all ranks added up, in place. */
 tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count);
-/* The same of an even number of int32, as attention's kernels ask for it (kernels/attention.h); `stream` is compute. With
+/* The same of an even number of int32, on 8 bytes, as attention's kernels ask for it (kernels/attention.h); `stream` is compute. With
  * `rest` the call goes on on the stream of collectives. */
 tsr_status tsr_context_sum_narrow(void *context, tsr_stream *stream, int32_t *data, uint64_t count,
                                   tsr_stream **rest);

@@ -4,6 +4,7 @@
  */
 #include "model/attention_shared.h"
 
+#include "base/checked.h"
 #include "kernels/kernel_test.h"
 
 #include <pthread.h>
@@ -60,10 +61,11 @@ static uint64_t sum_count(const tsr_attention_shape *s)
     return ((uint64_t)s->tokens * (uint64_t)(s->q_heads * s->head_dim) + 1) / 2 * 2;
 }
 
+/* What follows is added up in pairs. */
 static uint64_t ref_bytes(int64_t tokens, int32_t q_heads)
 {
-    return tsr_attention_workspace_bytes(
-        &(tsr_attention_bounds){.tokens = tokens, .q_heads = q_heads});
+    const tsr_attention_bounds bounds = {.tokens = tokens, .q_heads = q_heads};
+    return tsr_align_up(tsr_attention_workspace_bytes(&bounds), sizeof(int64_t));
 }
 
 static int32_t *sums_of(const tsr_attention_shape *s)
