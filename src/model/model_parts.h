@@ -65,9 +65,10 @@ typedef struct {
 } router_state;
 
 /* What the head says of label rows, [label rows] each. NULL: not wanted. */
+enum { LABEL_ENTROPY, LABEL_CORRECT, LABEL_LOGIT, LABEL_LOG_SQUARES, LABEL_FLOATS };
 typedef struct {
     double *nll;
-    float *entropy, *correct, *logit, *log_squares;
+    float *of[LABEL_FLOATS];
 } label_values;
 
 /* Of an objective, device memory; all NULL: there is none. */

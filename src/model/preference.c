@@ -24,20 +24,11 @@ bool tsr_model_reports_logits(const tsr_model_options *options)
             options->objective->kind == TSR_OBJECTIVE_KTO);
 }
 
-/* The arrays of fp32 that are wanted, in this order. */
-#define FLOATS 4
-
-static void list_floats(float **out[FLOATS], label_values *values)
-{
-    out[0] = &values->entropy;
-    out[1] = &values->correct;
-    out[2] = &values->logit;
-    out[3] = &values->log_squares;
-}
-
 static bool wants(const tsr_model_options *options, int i)
 {
-    return i < 2 || (i == 2 ? tsr_model_reports_logits(options) : options->objective->weighting);
+    return i == LABEL_LOGIT         ? tsr_model_reports_logits(options)
+           : i == LABEL_LOG_SQUARES ? options->objective->weighting
+                                    : true;
 }
 
 /* Int64 of an array of fp32. */
@@ -50,14 +41,12 @@ static int64_t words_of(int64_t rows)
 static int64_t lay_out(label_values *out, const tsr_model_options *options, void *base,
                        int64_t rows)
 {
-    float **of[FLOATS];
     int64_t words = rows;
     *out = (label_values){.nll = base};
-    list_floats(of, out);
-    for (int i = 0; i < FLOATS; i++) {
+    for (int i = 0; i < LABEL_FLOATS; i++) {
         if (!wants(options, i))
             continue;
-        *of[i] = base ? (float *)(void *)((int64_t *)base + words) : NULL;
+        out->of[i] = base ? (float *)(void *)((int64_t *)base + words) : NULL;
         words += words_of(rows);
     }
     return words;
@@ -66,23 +55,21 @@ static int64_t lay_out(label_values *out, const tsr_model_options *options, void
 static tsr_status walk_rows(preference_state *state, const tsr_model_options *options,
                             tsr_take_buffer *device, void *user)
 {
-    static const char *const names[] = {"row entropies", "row hits", "row logits",
-                                        "row log squares"};
+    static const char *const names[LABEL_FLOATS] = {"row entropies", "row hits", "row logits",
+                                                    "row log squares"};
     int64_t all_rows = tsr_batch_all_label_rows(&options->bounds);
     tsr_array array = {TSR_F32, (uint64_t)options->bounds.label_rows, 1};
     void *address = NULL;
-    float **of[FLOATS];
     label_values unused;
-    list_floats(of, &state->own);
     TSR_TRY(device(user, &address, "row weights", "of the objective: the gradient of each label",
                    (tsr_array){TSR_F32, (uint64_t)all_rows, 1}));
     state->weight = address;
-    for (int i = 0; i < FLOATS; i++) {
+    for (int i = 0; i < LABEL_FLOATS; i++) {
         if (!wants(options, i))
             continue;
         TSR_TRY(device(user, &address, names[i], "of the objective: what is said of each label",
                        array));
-        *of[i] = address;
+        state->own.of[i] = address;
     }
     if (options->objective->weighting) {
         TSR_TRY(device(user, &address, "row squares",
@@ -162,16 +149,12 @@ static tsr_status gather(label_values *out, const tsr_model *model)
 {
     const preference_state *state = &model->preference;
     int64_t rows = tsr_model_current(model)->all_label_rows;
-    label_values own = state->own;
-    float **from[FLOATS], **to[FLOATS];
     int64_t words = lay_out(out, &model->options, state->all, rows);
-    list_floats(from, &own);
-    list_floats(to, out);
     TSR_TRY(tsr_stream_fill(model->compute, state->all, 0, (uint64_t)words * sizeof(int64_t)));
     TSR_TRY(tsr_model_place_labels(model, out->nll, model->activations.nll, sizeof(double)));
-    for (int i = 0; i < FLOATS; i++)
-        if (*to[i])
-            TSR_TRY(tsr_model_place_labels(model, *to[i], *from[i], sizeof(float)));
+    for (int i = 0; i < LABEL_FLOATS; i++)
+        if (out->of[i])
+            TSR_TRY(tsr_model_place_labels(model, out->of[i], state->own.of[i], sizeof(float)));
     return tsr_context_sum(model->shared, state->all, (uint64_t)words);
 }
 
@@ -215,10 +198,10 @@ tsr_status tsr_model_prefer(tsr_model *model)
                               .part = s->view.part,
                               .reference = s->batch.reference ? s->view.reference : NULL,
                               .desirable = s->view.desirable,
-                              .log_squares = labels.log_squares,
-                              .row_entropy = labels.entropy,
-                              .row_correct = labels.correct,
-                              .row_logit = labels.logit,
+                              .log_squares = labels.of[LABEL_LOG_SQUARES],
+                              .row_entropy = labels.of[LABEL_ENTROPY],
+                              .row_correct = labels.of[LABEL_CORRECT],
+                              .row_logit = labels.of[LABEL_LOGIT],
                               .sums = state->sums,
                               .weight = s->batch.sums_alone ? NULL : state->weight,
                               .scale = s->batch.share,
