@@ -146,9 +146,9 @@ tsr_status tsr_comm_broadcast(tsr_comm *comm, tsr_stream *stream, void *data, ui
                               int root);
 tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_stream *stream);
 
-/* Broadcasts on `stream` between the two run together where they can, so that every rank sends at once: what one of them
- * writes no other reads. Nothing else of the communicator is called in between. A group that has begun is ended, whatever
- * fails in it. */
+/* Broadcasts on `stream` between the two run together where they can, so that every rank sends at once. None may read what
+ * another one writes. Nothing else of the communicator is called in between. A group that has begun must be ended, even if
+ * something in it fails. */
 tsr_status tsr_comm_group_begin(tsr_comm *comm, tsr_stream *stream);
 tsr_status tsr_comm_group_end(tsr_comm *comm, tsr_stream *stream);
 

@@ -2,7 +2,7 @@
  * model/attention_shared.h: attention of a micro-batch that several ranks share (shard/context.h). Inside src/model only.
  *
  * Before it the ranks give each other their rows of k and v, and before its backward those of q, d_o, delta = <d_o, o> and
- * lse too (o instead of delta for kernels that take no other). Each then computes what its own rows get
+ * lse too (o instead of delta for kernels that need it). Each then computes what its own rows get
  * (kernels/attention.h).
  *
  * Some key heads with their query heads go at a time (tsr_attention_sharing): a group. While one is computed the rows of the

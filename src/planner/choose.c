@@ -206,7 +206,7 @@ typedef struct {
     double price; /* of it */
 } field;
 
-/* How long a step takes at p, which becomes the nearest with more steps that fits. */
+/* The price at p. If that does not fit, p becomes the nearest point that does, with more steps. */
 static tsr_status probe(point *p, field *f)
 {
     const contest *k = f->k;
@@ -236,7 +236,7 @@ static tsr_status probe(point *p, field *f)
     return TSR_OK;
 }
 
-/* From p on by `stride` steps, as long as that is faster. */
+/* From p on by `stride` steps, as long as that is better. */
 static tsr_status walk(point *p, field *f, int stride)
 {
     for (;;) {
@@ -250,7 +250,7 @@ static tsr_status walk(point *p, field *f, int stride)
     }
 }
 
-/* *best: the fastest of so many layers, if that is faster, looked for from its steps on in strides that become shorter. */
+/* *best: the best with so many layers, if that is better; searched for from *best's steps on, in ever shorter strides. */
 static tsr_status compare(point *best, field *f, int offloaded, int stride)
 {
     point p = {offloaded, best->steps, INFINITY};
@@ -268,8 +268,8 @@ static tsr_status compare(point *best, field *f, int offloaded, int stride)
     return TSR_OK;
 }
 
-/* The fastest of all numbers of layers, of those that are alike the fewest: a few of them, or *best if that is known to be
- * near; then those beside it. */
+/* The best number of layers, the fewest where several are as good: first a few numbers are tried, or only *best if that is
+ * known to be near, then those beside the best so far. */
 static tsr_status compare_all(point *best, field *f)
 {
     int by = (f->most.offloaded - f->least.offloaded + 3) / 4;
@@ -317,7 +317,7 @@ static tsr_status find_fastest(tsr_choice *c, contest *k, tsr_decision *d, int l
 }
 
 /* One way to use host memory: as little recomputation as fits, with and without units that stay; then the fastest. Where
- * the number of layers whose activations go is free, the fastest alone: of others that need less there is no first one.
+ * the number of layers whose activations go is free, only the fastest, since no number is the one to begin with.
  * *least: as `enter` has it. */
 static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice c,
                             tsr_config_recompute mode)

@@ -421,8 +421,8 @@ static void print_context(tsr_text *out, const tsr_decision *d, const tsr_inputs
     if (groups > 1)
         tsr_text_printf(
             out,
-            "attention takes its key heads in %d groups, and ranks exchange the rows of "
-            "one group beside the work on another\n",
+            "attention runs in %d groups of key heads; ranks exchange the rows of the next group "
+            "meanwhile\n",
             groups);
 }
 
