@@ -328,7 +328,7 @@ static void test_context(void **state)
          "2 ranks share each micro-batch of more than 48 tokens, span by span: of 128 tokens each "
          "has at most 80 (context_parallel_size)",
          NULL},
-        {16, 3, 48, 2, "attention takes its key heads in 2 groups", NULL},
+        {16, 3, 48, 2, "attention runs in 2 groups of key heads", NULL},
         {128, 2, 128, 1, "of more than 128 tokens, but none has more than 128 (",
          "configuration:5: context_parallel_size is 2, but no micro-batch has more than "
          "context_span "
