@@ -236,20 +236,21 @@ typedef struct {
     int group;
 } head_group;
 
-/* The group's columns of rows whose columns are `count` in all, packed. */
+/* The group's columns of rows whose columns are `count` in all, packed: bits, for which two bytes are a BF16. */
 static const void *columns_of(const problem *p, head_group g, const void *rows, int64_t count,
                               tsr_dtype dtype)
 {
     int64_t columns = count / p->c->tokens / g.groups;
     uint64_t size = tsr_dtype_bytes(dtype), bytes = (uint64_t)(columns * p->c->tokens) * size;
+    const tsr_dtype copied = size == 2 ? TSR_BF16 : dtype;
     tsr_copy_columns_args args = {.out = cuda_copy(NULL, bytes),
                                   .in = (const char *)rows + (uint64_t)(g.group * columns) * size,
                                   .rows = p->c->tokens,
                                   .columns = columns,
                                   .out_stride = columns,
                                   .in_stride = columns * g.groups,
-                                  .in_dtype = dtype,
-                                  .dtype = dtype,
+                                  .in_dtype = copied,
+                                  .dtype = copied,
                                   .scale = 1};
     RUN(rig.kernels->copy_columns(rig.stream, &args));
     cuda_wait();
