@@ -186,14 +186,29 @@ void tsr_reduce(int64_t *destination, const int64_t *source, uint64_t count, tsr
     }
 }
 
+static int64_t send_step(const tsr_exchange_range *range)
+{
+    return range->send_step ? range->send_step : (int64_t)range->bytes;
+}
+
 char *tsr_exchange_to(const tsr_exchange_range *range, int peer)
 {
-    return (char *)range->send + (uint64_t)peer * range->bytes;
+    return (char *)range->send + peer * send_step(range);
 }
 
 char *tsr_exchange_from(const tsr_comm *comm, const tsr_exchange_range *range, int peer)
 {
+    if (range->receive_step)
+        return (char *)range->receive + peer * range->receive_step;
     return (char *)range->receive + (uint64_t)(peer - (peer > comm->rank)) * range->bytes;
+}
+
+const char *tsr_exchange_sent(const tsr_comm *comm, const tsr_exchange_range *range,
+                              uint64_t *bytes)
+{
+    int64_t step = send_step(range), all = (comm->size - 1) * step;
+    *bytes = (uint64_t)(all < 0 ? -all : all) + range->bytes;
+    return (const char *)range->send + (all < 0 ? all : 0);
 }
 
 /* ---- collectives: enqueued here, run by the stream's worker or by the device ---- */
@@ -244,7 +259,49 @@ struct collective {
     const void *send; /* ranges of an all-gather or an exchange */
     uint64_t count;   /* ranges, elements or bytes */
     int extra;        /* reduce operation, or root */
+    /* An exchange that is a deal. */
+    int64_t rounds;
+    bool back;
+    tsr_deal_range dealt[TSR_DEAL_RANGES];
 };
+
+_Static_assert(sizeof(struct collective) <= TSR_CALL_BYTES, "a collective is one call");
+
+/* ---- deals ---- */
+
+#define DEAL_BATCH 64 /* ranges of one exchange */
+
+/* Round i of a deal's range. */
+static tsr_exchange_range round_of(const struct collective *work, const tsr_deal_range *range,
+                                   int64_t i)
+{
+    uint64_t rounds = (uint64_t)work->rounds, at = (uint64_t)i * range->bytes;
+    int64_t last = work->comm->size - 1;
+    int64_t bytes = (int64_t)(i + 1 < work->rounds ? range->bytes : range->last_bytes);
+    int64_t place_step = i % 2 ? -bytes : bytes;
+    int64_t piece_step = (int64_t)((rounds - 1) * range->bytes + range->last_bytes);
+    char *piece = (char *)range->pieces + at;
+    char *place =
+        (char *)range->places + at * (uint64_t)work->comm->size + (i % 2 ? last * bytes : 0);
+    if (work->back)
+        return (tsr_exchange_range){place, piece, (uint64_t)bytes, place_step, piece_step};
+    return (tsr_exchange_range){piece, place, (uint64_t)bytes, piece_step, place_step};
+}
+
+static tsr_status deal(const struct collective *work, const tsr_comm_call *call)
+{
+    tsr_exchange_range batch[DEAL_BATCH];
+    int count = 0;
+    for (int64_t i = 0; i < work->rounds; i++)
+        for (uint64_t k = 0; k < work->count; k++) {
+            batch[count++] = round_of(work, &work->dealt[k], i);
+            if (count < DEAL_BATCH && (i + 1 < work->rounds || k + 1 < work->count))
+                continue;
+            TSR_TRY(work->comm->ops->exchange(work->comm, call, batch, count));
+            count = 0;
+        }
+    return TSR_OK;
+}
 
 static tsr_status dispatch(const struct collective *work, const tsr_comm_call *call)
 {
@@ -253,7 +310,8 @@ static tsr_status dispatch(const struct collective *work, const tsr_comm_call *c
     case TSR_COMM_ALL_GATHER:
         return comm->ops->all_gather(comm, call, work->send, (int)work->count);
     case TSR_COMM_EXCHANGE:
-        return comm->ops->exchange(comm, call, work->send, (int)work->count);
+        return work->rounds ? deal(work, call)
+                            : comm->ops->exchange(comm, call, work->send, (int)work->count);
     case TSR_COMM_ALL_REDUCE:
         return comm->ops->all_reduce(comm, call, work->receive, work->count,
                                      (tsr_reduce_op)work->extra);
@@ -276,8 +334,11 @@ static uint64_t sign(const struct collective *work)
     for (uint64_t i = 0; work->kind == TSR_COMM_ALL_GATHER && i < work->count; i++)
         signature = tsr_hash(signature, &gathered[i].bytes, sizeof gathered[i].bytes);
     for (uint64_t i = 0; work->kind == TSR_COMM_EXCHANGE && i < work->count; i++)
-        signature = tsr_hash(signature, &exchanged[i].bytes, sizeof exchanged[i].bytes);
-    return signature;
+        signature =
+            work->rounds
+                ? tsr_hash(signature, &work->dealt[i].bytes, 2 * sizeof work->dealt[i].bytes)
+                : tsr_hash(signature, &exchanged[i].bytes, sizeof exchanged[i].bytes);
+    return tsr_hash(signature, &work->rounds, sizeof work->rounds);
 }
 
 static tsr_status run(void *args, tsr_pool *pool)
@@ -365,6 +426,22 @@ tsr_status tsr_comm_exchange(tsr_comm *comm, tsr_stream *stream, const tsr_excha
         return tsr_fail(TSR_EINVAL, "exchange of %d ranges", count);
     struct collective work = {
         .kind = TSR_COMM_EXCHANGE, .comm = comm, .send = ranges, .count = (uint64_t)count};
+    return enqueue(&work, stream);
+}
+
+tsr_status tsr_comm_deal(tsr_comm *comm, tsr_stream *stream, const tsr_deal_range *ranges,
+                         int count, int64_t rounds, bool back)
+{
+    if (count < 0 || count > TSR_DEAL_RANGES || rounds < 0)
+        return tsr_fail(TSR_EINVAL, "deal of %d ranges in %lld rounds", count, (long long)rounds);
+    struct collective work = {.kind = TSR_COMM_EXCHANGE,
+                              .comm = comm,
+                              .count = (uint64_t)count,
+                              .rounds = rounds,
+                              .back = back};
+    if (count == 0 || rounds == 0)
+        return TSR_OK;
+    memcpy(work.dealt, ranges, (size_t)count * sizeof *ranges);
     return enqueue(&work, stream);
 }
 

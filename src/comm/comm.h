@@ -127,17 +127,35 @@ tsr_status tsr_comm_pull(tsr_comm *comm, tsr_stream *stream, const tsr_gather_ra
 
 /* One range of an exchange: a piece of `bytes` for each rank, in their order, at `send`. What the
  * other ranks have for this one lands at `receive`, in their order; its own piece stays where it is.
- * `bytes` may be 0. */
+ * `bytes` may be 0. Pieces follow each other, and what lands has no place for the own one; or they are so many bytes apart
+ * as a step says, which may be negative: then `send` and `receive` are the places of rank 0, and the own one has one too. */
 typedef struct {
     const void *send;
     void *receive;
     uint64_t bytes;
+    int64_t send_step, receive_step; /* 0: they follow each other */
 } tsr_exchange_range;
 
 /* All ranges in one call. Each rank sends and receives (size - 1) sum(bytes). receive must not
  * overlap send. `ranges` is borrowed until the call has run. Exposed memory: as in an all-gather. */
 tsr_status tsr_comm_exchange(tsr_comm *comm, tsr_stream *stream, const tsr_exchange_range *ranges,
                              int count);
+
+/* One range of a deal, which turns rows that have a piece for each rank into rows of all ranks, or back. `pieces` has for each rank
+ * `rounds` pieces that follow each other; `places` has rounds of one piece from each rank, which are dealt forth and back: the
+ * first one in the order of ranks, the next from the last rank on. Pieces of the last round may be shorter. */
+typedef struct {
+    void *pieces, *places;
+    uint64_t bytes, last_bytes; /* of a piece, and of one of the last round */
+} tsr_deal_range;
+
+#define TSR_DEAL_RANGES 6
+
+/* All ranges in one call: what a rank has for another lands in that one's places; or, back, what it has in the other's places
+ * lands among the other's pieces for it. Own pieces stay where they are. At most TSR_DEAL_RANGES, copied; pieces and places must
+ * not overlap. Exposed memory: as in an all-gather, of both. */
+tsr_status tsr_comm_deal(tsr_comm *comm, tsr_stream *stream, const tsr_deal_range *ranges,
+                         int count, int64_t rounds, bool back);
 
 /* In place over all ranks. */
 tsr_status tsr_comm_all_reduce(tsr_comm *comm, tsr_stream *stream, int64_t *data, uint64_t count,

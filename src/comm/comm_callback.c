@@ -115,13 +115,14 @@ static tsr_status callback_all_gather(tsr_comm *comm, const tsr_comm_call *call,
 struct exchange {
     const tsr_comm *comm;
     const tsr_exchange_range *range;
+    uint64_t first; /* byte for this rank of what each sends */
 };
 
 /* Of what a peer has for everybody the piece for this rank is taken. */
 static void place_piece(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes)
 {
     const struct exchange *e = context;
-    uint64_t first = (uint64_t)e->comm->rank * e->range->bytes, last = first + e->range->bytes;
+    uint64_t first = e->first, last = first + e->range->bytes;
     uint64_t from = offset > first ? offset : first;
     uint64_t to = offset + bytes < last ? offset + bytes : last;
     if (from < to && peer != e->comm->rank)
@@ -134,9 +135,17 @@ static tsr_status callback_exchange(tsr_comm *comm, const tsr_comm_call *call,
 {
     TSR_TRY(meet(comm, call));
     for (int i = 0; i < count; i++) {
-        struct exchange context = {comm, &ranges[i]};
-        TSR_TRY(send_all(comm, call, ranges[i].send, (uint64_t)comm->size * ranges[i].bytes, -1,
-                         place_piece, &context));
+        const tsr_exchange_range *r = &ranges[i];
+        struct exchange context = {comm, r, (uint64_t)comm->rank * r->bytes};
+        bool apart = r->send_step && r->send_step != (int64_t)r->bytes;
+        if (!apart)
+            TSR_TRY(send_all(comm, call, r->send, (uint64_t)comm->size * r->bytes, -1, place_piece,
+                             &context));
+        for (int to = 0; apart && to < comm->size; to++) {
+            context.first = to == comm->rank ? 0 : UINT64_MAX - r->bytes;
+            TSR_TRY(
+                send_all(comm, call, tsr_exchange_to(r, to), r->bytes, -1, place_piece, &context));
+        }
     }
     return TSR_OK;
 }

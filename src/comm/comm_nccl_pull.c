@@ -487,9 +487,12 @@ bool tsr_nccl_exchange_by_copies(tsr_status *status, tsr_comm *comm, const tsr_c
 {
     tsr_nccl *n = comm->backend;
     const tsr_region *region = NULL;
-    for (int i = 0; i < count && n->meets; i++)
-        if (!lies_in(&region, n, ranges[i].send, ranges[i].bytes * (uint64_t)comm->size))
+    for (int i = 0; i < count && n->meets; i++) {
+        uint64_t bytes;
+        const char *sent = tsr_exchange_sent(comm, &ranges[i], &bytes);
+        if (!lies_in(&region, n, sent, ranges[i].bytes ? bytes : 0))
             return false;
+    }
     if (!region)
         return false;
     *status = begin_copies(n, tsr_stream_cuda(call->stream));

@@ -120,6 +120,10 @@ tsr_status tsr_comm_gather_now(tsr_comm *comm, tsr_stream *stream, const void *s
 char *tsr_exchange_to(const tsr_exchange_range *range, int peer);
 char *tsr_exchange_from(const tsr_comm *comm, const tsr_exchange_range *range, int peer);
 
+/* All that a rank has for others lies in *bytes from here on. */
+const char *tsr_exchange_sent(const tsr_comm *comm, const tsr_exchange_range *range,
+                              uint64_t *bytes);
+
 /* "all-gather" and the like. */
 const char *tsr_comm_kind_name(tsr_comm_kind kind);
 

@@ -51,6 +51,7 @@ const tsr_case tsr_conformance[] = {
     {"all_gather", tsr_case_all_gather, 1},
     {"pull", tsr_case_pull, 1, .exposes = true},
     {"exchange", tsr_case_exchange, 1},
+    {"deal", tsr_case_deal, 1},
     {"exposed_changes", tsr_case_exposed_changes, 1, .exposes = true},
     {"all_reduce", tsr_case_all_reduce, 1},
     {"broadcast", tsr_case_broadcast, 1},

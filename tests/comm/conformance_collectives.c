@@ -216,6 +216,100 @@ void tsr_case_exchange(tsr_case_rank *me)
     CHECK(tsr_comm_exchange(me->comm, me->stream, NULL, -1) == TSR_EINVAL);
 }
 
+/* ---- deals ---- */
+
+enum { DEALT = 2 };
+
+typedef struct {
+    int64_t rounds;
+    uint64_t bytes, last_bytes;
+} deal_size;
+
+static unsigned char dealt_byte(int from, int to, int64_t round, int range, uint64_t i)
+{
+    return (unsigned char)(from * 67 + to * 29 + round * 11 + range * 5 + (int)(i % 113) + 1);
+}
+
+static uint64_t bytes_in(const deal_size *d, int64_t round)
+{
+    return round + 1 < d->rounds ? d->bytes : d->last_bytes;
+}
+
+/* Where the piece of a round lies: of `rank` among the pieces, or its place. */
+static uint64_t piece_at(const deal_size *d, int rank, int64_t round)
+{
+    uint64_t all = (uint64_t)(d->rounds - 1) * d->bytes + d->last_bytes;
+    return (uint64_t)rank * all + (uint64_t)round * d->bytes;
+}
+
+static uint64_t place_at(const deal_size *d, int size, int rank, int64_t round)
+{
+    int turn = round % 2 ? size - 1 - rank : rank;
+    return (uint64_t)round * d->bytes * (uint64_t)size + (uint64_t)turn * bytes_in(d, round);
+}
+
+/* Pieces as a rank has them before a deal, or places as it has them before one back; or, of the others, what then arrives. */
+static void fill_dealt(unsigned char *out, const deal_size *d, const tsr_case_rank *me, int range,
+                       bool places, bool arrived)
+{
+    for (int64_t round = 0; round < d->rounds; round++)
+        for (int r = 0; r < me->size; r++) {
+            uint64_t at = places ? place_at(d, me->size, r, round) : piece_at(d, r, round);
+            if (arrived && r == me->rank)
+                continue;
+            for (uint64_t i = 0; i < bytes_in(d, round); i++)
+                out[at + i] = arrived ? dealt_byte(r, me->rank, round, range, i)
+                                      : dealt_byte(me->rank, r, round, range, i);
+        }
+}
+
+static void check_deal(tsr_case_rank *me, char *sent, char *received, const deal_size *d, bool back)
+{
+    uint64_t all = piece_at(d, me->size, 0);
+    tsr_deal_range ranges[DEALT];
+    unsigned char *wanted = allocate(me, all), *filled = allocate(me, all);
+    for (int i = 0; i < DEALT; i++) {
+        char *from = sent + (uint64_t)i * all, *to = received + (uint64_t)i * all;
+        fill_dealt(filled, d, me, i, back, false);
+        tsr_case_put(me, from, filled, all);
+        OK(tsr_stream_fill(me->stream, to, 0xee, all));
+        ranges[i] = (tsr_deal_range){back ? to : from, back ? from : to, d->bytes, d->last_bytes};
+    }
+    OK(tsr_comm_deal(me->comm, me->stream, ranges, DEALT, d->rounds, back));
+    memset(ranges, 0xff, sizeof ranges); /* they were copied */
+    tsr_case_wait(me);
+    for (int i = 0; i < DEALT; i++) {
+        unsigned char *got = read_back(me, received + (uint64_t)i * all, all);
+        memset(wanted, 0xee, all);
+        fill_dealt(wanted, d, me, i, !back, true);
+        CHECK(memcmp(got, wanted, all) == 0);
+        free(got);
+    }
+    free(wanted);
+    free(filled);
+}
+
+/* More rounds than go in one exchange; a last one that is short, or the only one. */
+static void check_deals(tsr_case_rank *me, char *sent, char *received)
+{
+    static const deal_size sizes[] = {{70, 40, 24}, {5, 4096, 4096}, {2, 640, 1}, {1, 512, 100}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int back = 0; back < 2; back++)
+            check_deal(me, sent, received, &sizes[i], back);
+}
+
+void tsr_case_deal(tsr_case_rank *me)
+{
+    uint64_t bytes = DEALT * 5 * 4096 * (uint64_t)me->size;
+    char *sent = tsr_case_new(me, bytes), *received = tsr_case_new(me, bytes);
+    check_deals(me, sent, received);
+    OK(tsr_comm_expose(me->comm, me->host_stream, sent, bytes));
+    check_deals(me, sent, received);
+    OK(tsr_comm_deal(me->comm, me->stream, NULL, 0, 3, false));
+    CHECK(tsr_comm_deal(me->comm, me->stream, NULL, TSR_DEAL_RANGES + 1, 1, false) == TSR_EINVAL);
+    CHECK(tsr_comm_deal(me->comm, me->stream, NULL, 1, -1, false) == TSR_EINVAL);
+}
+
 /* What changes: each rank writes its memory anew in every round, on the stream, as soon as the call
  * before it lets it. What arrives is right only if nobody reads too early or writes too soon. */
 enum { CHANGES = 20 };

@@ -17,6 +17,7 @@ void tsr_case_place(tsr_case_rank *me);
 void tsr_case_all_gather(tsr_case_rank *me);
 void tsr_case_pull(tsr_case_rank *me);
 void tsr_case_exchange(tsr_case_rank *me);
+void tsr_case_deal(tsr_case_rank *me);
 void tsr_case_exposed_changes(tsr_case_rank *me);
 void tsr_case_all_reduce(tsr_case_rank *me);
 void tsr_case_broadcast(tsr_case_rank *me);
