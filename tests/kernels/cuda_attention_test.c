@@ -173,6 +173,9 @@ static void run_into(const problem *p, const operands *x, forward_function *forw
     RUN(tsr_stream_fill(rig.stream, x->workspace, 0xff, x->workspace_bytes));
     RUN(forward(rig.stream, &forward_args));
     RUN(tsr_stream_fill(rig.stream, x->workspace, 0xff, x->workspace_bytes));
+    backward_args.delta = x->delta;
+    if (x->delta)
+        backward_args.o = NULL;
     RUN(backward(rig.stream, &backward_args));
     cuda_wait();
 }
@@ -264,6 +267,20 @@ static void expect_columns(const problem *p, head_group g, const char *what, con
                 (uint64_t)(count / g.groups) * tsr_dtype_bytes(p->dtype));
 }
 
+static const float *delta_of(const problem *p, const void *o)
+{
+    float *out = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof *out);
+    tsr_attention_delta_args args = {.out = out,
+                                     .o = o,
+                                     .d_o = p->dev_d_o,
+                                     .tokens = p->c->tokens,
+                                     .q_heads = p->c->q_heads,
+                                     .v_dim = (int32_t)values_of(p->c),
+                                     .dtype = p->dtype};
+    RUN(rig.kernels->attention_delta(rig.stream, &args));
+    return out;
+}
+
 static void check_group(const problem *p, head_group g, const operands *whole,
                         forward_function *forward, backward_function *backward)
 {
@@ -282,6 +299,8 @@ static void check_group(const problem *p, head_group g, const operands *whole,
     part.o_count /= g.groups, part.lse_count /= g.groups;
     operands x = new_operands(&part, whole->workspace, whole->workspace_bytes);
     x.all_kv_heads = p->c->kv_heads;
+    if (g.group % 2)
+        x.delta = columns_of(p, g, delta_of(p, whole->o), p->lse_count, TSR_F32);
     run_into(&part, &x, forward, backward);
     const float *lse = p->transposed ? columns_of(p, g, whole->lse, p->lse_count, TSR_F32)
                                      : whole->lse + g.group * part.lse_count;
@@ -296,8 +315,11 @@ void check_heads(const problem *p, const operands *whole, forward_function *forw
                  backward_function *backward, int32_t kv_heads)
 {
     head_group g = {p->c->kv_heads / kv_heads, 0};
-    for (; g.groups > 1 && g.group < g.groups; g.group++)
+    for (; g.groups > 1 && g.group < g.groups; g.group++) {
+        cuda_mark mark = cuda_arrays();
         check_group(p, g, whole, forward, backward);
+        cuda_free_since(mark);
+    }
 }
 
 /* ---- shared by ranks ---- */
@@ -392,20 +414,6 @@ void check_shared(const problem *p, const operands *whole, forward_function *for
     x.spans = spans;
     run_shared(p, &x, whole, forward, backward);
     expect_own_rows(p, &spans, &x, whole);
-}
-
-static const float *delta_of(const problem *p, const void *o)
-{
-    float *out = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof *out);
-    tsr_attention_delta_args args = {.out = out,
-                                     .o = o,
-                                     .d_o = p->dev_d_o,
-                                     .tokens = p->c->tokens,
-                                     .q_heads = p->c->q_heads,
-                                     .v_dim = (int32_t)values_of(p->c),
-                                     .dtype = p->dtype};
-    RUN(rig.kernels->attention_delta(rig.stream, &args));
-    return out;
 }
 
 void check_ranks(const problem *p, const operands *whole, forward_function *forward,

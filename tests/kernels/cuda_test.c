@@ -88,13 +88,23 @@ void *cuda_copy(const void *host, uint64_t bytes)
     return out;
 }
 
-void cuda_free_all(void)
+cuda_mark cuda_arrays(void)
+{
+    return (cuda_mark){array_count, together_used};
+}
+
+void cuda_free_since(cuda_mark mark)
 {
     if (rig.stream)
         tsr_stream_synchronize(rig.stream);
-    together_used = 0;
-    while (array_count > (together ? 1 : 0))
+    together_used = mark.used;
+    while (array_count > mark.count && array_count > (together ? 1 : 0))
         tsr_arena_destroy(array[--array_count]);
+}
+
+void cuda_free_all(void)
+{
+    cuda_free_since((cuda_mark){0, 0});
 }
 
 static void narrow(void *out, float *values, int64_t count, tsr_dtype dtype)

@@ -31,6 +31,14 @@ int cuda_teardown(void **state);
 void *cuda_copy(const void *host, uint64_t bytes);
 void cuda_free_all(void);
 
+/* What has been allocated so far, and the end of what came later. */
+typedef struct {
+    int count;
+    uint64_t used;
+} cuda_mark;
+cuda_mark cuda_arrays(void);
+void cuda_free_since(cuda_mark mark);
+
 /* Rounds `values` to dtype, in place, and copies them to the device as dtype. NULL gives NULL. */
 void *cuda_values(float *values, int64_t count, tsr_dtype dtype);
 

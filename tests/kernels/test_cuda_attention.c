@@ -222,7 +222,8 @@ static void check_shared_case(tsr_sdpa *sdpa, const attention_case *c)
     operands whole = run(&p, rig.kernels->attention, rig.kernels->attention_backward,
                          cuda_copy(NULL, bytes), bytes);
     if (!rig.kernels->attention_sharing(&bounds).needs_o) {
-        const tsr_attention_bounds head = tsr_attention_group(bounds, 1);
+        tsr_attention_bounds head = tsr_attention_group(bounds, 1);
+        head.spans = (tsr_spans){0};
         RUN(tsr_sdpa_prepare(sdpa, &head));
         check_heads(&p, &whole, rig.kernels->attention, rig.kernels->attention_backward, 1);
     }
