@@ -14,11 +14,8 @@ tsr_spans tsr_inputs_spans(const tsr_config *config)
 
 int64_t tsr_inputs_own_tokens(const tsr_config *config, int64_t tokens)
 {
-    int64_t ranks = config->context_parallel_size, rows = config->context_span;
-    int64_t count = (tokens + rows - 1) / rows, more = count % ranks;
-    int64_t last = tokens - (count - 1) * rows, each = count / ranks * rows;
-    /* Of as many spans as there are ranks each has one; of those left over the last may be short. */
-    return ranks == 1 ? tokens : each + (more > 1 ? rows : more * last);
+    tsr_spans spans = tsr_inputs_spans(config);
+    return tsr_spans_most_rows(&spans, tokens);
 }
 
 tsr_batch_bounds tsr_inputs_own_bounds(const tsr_config *config, const tsr_batch_bounds *whole)

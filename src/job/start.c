@@ -495,8 +495,11 @@ static tsr_status share_tables(tsr_host_tables *out, tsr_job *job)
 static tsr_status share_micro_batches(tsr_job *job)
 {
     tsr_stream *const *stream = tsr_job_streams(job)->stream;
+    uint64_t bytes;
     if (!job->device_sharers)
         return TSR_OK;
+    void *scratch = tsr_model_scratch(job->model, &bytes);
+    TSR_TRY(tsr_comm_expose(job->device_sharers, job->control, scratch, bytes));
     TSR_TRY(tsr_context_create(&job->context, job->device_sharers, stream[TSR_STREAM_COMPUTE],
                                stream[TSR_STREAM_COMM], job->inputs.config.context_span));
     tsr_model_share(job->model, job->context);

@@ -236,15 +236,14 @@ uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
     return bytes > own ? bytes : own;
 }
 
-/* As few key heads as keep a card busy: the fewer there are, the less of the exchange is not hidden, and the less memory it
- * takes. */
-static int32_t heads_at_once(const tsr_attention_bounds *b)
+/* Of a rank's key heads as few as keep a card busy with its rows: the fewer there are, the less of the exchange is not hidden,
+ * and the less memory it takes. Blocks take as long as their keys are early, so several for each multiprocessor. */
+static int32_t heads_at_once(int32_t heads, int64_t rows)
 {
-    int64_t ranks = b->spans.ranks > 1 ? b->spans.ranks : 1, blocks = b->tokens / TSR_WGMMA_KEYS;
-    for (int32_t heads = 1; heads < b->kv_heads; heads++)
-        if (b->kv_heads % heads == 0 && blocks * heads >= TSR_WGMMA_BLOCKS * ranks)
-            return heads;
-    return b->kv_heads;
+    for (int32_t few = 1; few < heads; few++)
+        if (heads % few == 0 && rows / TSR_WGMMA_KEYS * few >= 2 * TSR_WGMMA_BLOCKS)
+            return few;
+    return heads;
 }
 
 /* cuDNN's backward makes delta of o itself; and its launches depend on the heads that it is given. What it would take is
@@ -253,9 +252,16 @@ tsr_attention_sharing tsr_attention_sharing_cuda(const tsr_attention_bounds *bou
 {
     tsr_attention_sharing sharing = {};
     tsr_sdpa_cut cut;
+    int32_t ranks = tsr_spans_shared(&bounds->spans) ? bounds->spans.ranks : 1;
     sharing.needs_o =
         bounds->train && tsr_sdpa_cut_for(&cut, bounds, TSR_SDPA_CAP(bounds)) && !cut.own_bytes;
-    sharing.kv_heads = sharing.needs_o ? bounds->kv_heads : heads_at_once(bounds);
+    sharing.by_heads = !sharing.needs_o && ranks > 1 && bounds->kv_heads % ranks == 0;
+    if (sharing.needs_o)
+        sharing.kv_heads = bounds->kv_heads;
+    else
+        sharing.kv_heads = sharing.by_heads
+                               ? heads_at_once(bounds->kv_heads / ranks, bounds->tokens)
+                               : heads_at_once(bounds->kv_heads, bounds->tokens / ranks);
     return sharing;
 }
 

@@ -15,7 +15,8 @@
  * value is 0: a query's weights then sum to less than 1 (gpt-oss; Xiao et al. 2023). lse contains it,
  * which is all that the backward needs of it. Sinks are frozen.
  *
- * A micro-batch may be shared by several ranks (spans.h). Each then gives all rows of q, k, v, d_o, lse and of o or delta, in
+ * A micro-batch may be shared by several ranks (spans.h). Where each takes heads of its own (tsr_attention_sharing), kernels
+ * see nothing of that. Else each gives all rows of q, k, v, d_o, lse and of o or delta, in
  * the usual layout, and gets results for its own rows alone: o and lse of its queries, dq of its queries, dk and dv of its
  * keys, with the bits of the call that is not shared. Other rows of the results may be written or not. cuDNN's backward and
  * its tiles (attention_cudnn.h) compute all rows on each rank. All other backwards take delta = <d_o, o> instead of o, which
@@ -108,13 +109,23 @@ typedef struct {
 
 /* How the ranks that share a micro-batch go about it, by its bounds alone. */
 typedef struct {
-    int32_t kv_heads; /* in one call, with their query heads: a divisor of all */
+    int32_t kv_heads; /* in one call, with their query heads: a divisor of all, or of each rank's */
     bool needs_o;     /* the backward takes no delta */
+    /* Each rank computes all rows of its own heads, as many key heads on every rank, and calls are not shared; else own rows of
+     * all heads. */
+    bool by_heads;
 } tsr_attention_sharing;
 
 static inline int64_t tsr_attention_own_tokens(const tsr_attention_bounds *bounds)
 {
     return bounds->own_tokens ? bounds->own_tokens : bounds->tokens;
+}
+
+/* Calls that each rank makes, one after the other. */
+static inline int32_t tsr_attention_calls(const tsr_attention_bounds *bounds,
+                                          const tsr_attention_sharing *sharing)
+{
+    return bounds->kv_heads / sharing->kv_heads / (sharing->by_heads ? bounds->spans.ranks : 1);
 }
 
 /* Those of a group of key heads, and of all that a group is of. */
@@ -126,6 +137,18 @@ static inline tsr_attention_bounds tsr_attention_group(tsr_attention_bounds boun
     bounds.q_heads = bounds.q_heads / bounds.kv_heads * kv_heads;
     bounds.kv_heads = kv_heads;
     return bounds;
+}
+
+/* Of a call of ranks that share micro-batches. */
+static inline tsr_attention_bounds tsr_attention_call(const tsr_attention_bounds *bounds,
+                                                      const tsr_attention_sharing *sharing)
+{
+    tsr_attention_bounds call = tsr_attention_group(*bounds, sharing->kv_heads);
+    if (sharing->by_heads) {
+        call.spans = (tsr_spans){0, 0, 0};
+        call.own_tokens = 0;
+    }
+    return call;
 }
 
 static inline tsr_attention_bounds tsr_attention_all_heads(tsr_attention_bounds bounds)

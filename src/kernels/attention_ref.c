@@ -31,10 +31,13 @@ uint64_t tsr_attention_workspace_bytes(const tsr_attention_bounds *bounds)
 /* A task of the backward is a key head of a document: some of them at a time, so that it has several. */
 tsr_attention_sharing tsr_attention_sharing_of(const tsr_attention_bounds *bounds)
 {
-    int32_t heads = (bounds->kv_heads + MOST_GROUPS - 1) / MOST_GROUPS;
-    while (bounds->kv_heads % heads)
+    int32_t ranks = tsr_spans_shared(&bounds->spans) ? bounds->spans.ranks : 1;
+    bool by_heads = ranks > 1 && bounds->kv_heads % ranks == 0;
+    int32_t all = by_heads ? bounds->kv_heads / ranks : bounds->kv_heads;
+    int32_t heads = (all + MOST_GROUPS - 1) / MOST_GROUPS;
+    while (all % heads)
         heads++;
-    return (tsr_attention_sharing){.kv_heads = heads};
+    return (tsr_attention_sharing){.kv_heads = heads, .by_heads = by_heads};
 }
 
 float tsr_attention_scale(const tsr_attention_shape *shape)

@@ -82,4 +82,38 @@ TSR_SPANS_INLINE int64_t tsr_spans_own_rows(const tsr_spans *s, int64_t tokens)
     return own;
 }
 
+/* Rounds of a micro-batch: so many spans as there are ranks, one of each. */
+TSR_SPANS_INLINE int64_t tsr_spans_rounds(const tsr_spans *s, int64_t tokens)
+{
+    return (tokens + s->rows * s->ranks - 1) / (s->rows * s->ranks);
+}
+
+/* Of the longest span of the last round: all others but those of that round are whole. */
+TSR_SPANS_INLINE int64_t tsr_spans_last_rows(const tsr_spans *s, int64_t tokens)
+{
+    int64_t rest = tokens - (tsr_spans_rounds(s, tokens) - 1) * s->rows * s->ranks;
+    return rest < s->rows ? rest : s->rows;
+}
+
+/* Rows of a rank if each span were as long as the longest of its round. */
+TSR_SPANS_INLINE int64_t tsr_spans_dealt_rows(const tsr_spans *s, int64_t tokens)
+{
+    return tokens ? (tsr_spans_rounds(s, tokens) - 1) * s->rows + tsr_spans_last_rows(s, tokens)
+                  : 0;
+}
+
+/* How many of a micro-batch's rows the rank has that has most of them. */
+TSR_SPANS_INLINE int64_t tsr_spans_most_rows(const tsr_spans *s, int64_t tokens)
+{
+    tsr_spans of = *s;
+    int64_t most = 0;
+    if (!tsr_spans_shared(s))
+        return tokens;
+    for (of.rank = 0; of.rank < of.ranks; of.rank++) {
+        int64_t own = tsr_spans_own_rows(&of, tokens);
+        most = own > most ? own : most;
+    }
+    return most;
+}
+
 #endif

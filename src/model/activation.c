@@ -421,6 +421,7 @@ static tsr_status take_scratch(const walk *w, tsr_activations *out)
                  tsr_array_of_bytes(bytes)));
     cut_head(&(region){.base = base}, w, out);
     out->scratch = base;
+    out->scratch_bytes = bytes;
     return TSR_OK;
 }
 

@@ -103,7 +103,8 @@ static inline const tsr_layer_program *tsr_layer_program_of(const tsr_layer_prog
 typedef struct {
     void **kept; /* [layers, TSR_BLOCK_VALUES]: of each layer the buffers of its program */
     void *region[TSR_REGIONS];
-    char *scratch;               /* the layer at work, or the head */
+    char *scratch; /* the layer at work, or the head */
+    uint64_t scratch_bytes;
     void *carried_x, *carried_z; /* [T, d]: from layer to layer, where it is not kept */
     tsr_linear_context context;  /* its scratch pointers */
     void *dx;                    /* [T, d]: the gradient of the residual stream */

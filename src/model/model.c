@@ -193,7 +193,8 @@ static tsr_status prepare_attention(const tsr_model *model, tsr_device *device)
             TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
             if (!tsr_attention_is_shared(&bounds))
                 continue;
-            bounds = tsr_attention_group(bounds, kernels->attention_sharing(&bounds).kv_heads);
+            const tsr_attention_sharing sharing = kernels->attention_sharing(&bounds);
+            bounds = tsr_attention_call(&bounds, &sharing);
             TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
         }
     }
@@ -252,6 +253,12 @@ void tsr_model_share(tsr_model *model, tsr_context *context)
 {
     model->shared = context;
     model->options.spans = tsr_context_spans(context);
+}
+
+void *tsr_model_scratch(const tsr_model *model, uint64_t *bytes)
+{
+    *bytes = model->activations.scratch_bytes;
+    return model->activations.scratch;
 }
 
 void tsr_model_set_fresh(tsr_model *model, bool fresh)
@@ -471,13 +478,20 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
     return TSR_OK;
 }
 
+/* Rows of what is kept of the micro-batch that is computed now: of a shared one as many on each rank (attention_shared.h). */
+static int64_t kept_rows(const tsr_model *model)
+{
+    const stage *s = tsr_model_current(model);
+    return tsr_model_is_shared(model) ? tsr_spans_most_rows(&model->options.spans, s->all_tokens)
+                                      : s->batch.tokens;
+}
+
 /* Of a layer in the micro-batch that is computed now; `kept` is filled. */
 static tsr_layer_memory memory_of(void *kept[TSR_BLOCK_VALUES], const tsr_model *model, int unit)
 {
     const tsr_activations *a = &model->activations;
     tsr_activation_options options = tsr_model_activation(&model->options);
-    tsr_activations_kept(kept, a, &options, model->options.programs, unit,
-                         tsr_model_current(model)->batch.tokens);
+    tsr_activations_kept(kept, a, &options, model->options.programs, unit, kept_rows(model));
     return (tsr_layer_memory){kept,  a->scratch, a->carried_x,      a->carried_z,
                               a->dx, a->shared,  a->shared_gradient};
 }
@@ -492,7 +506,7 @@ tsr_saved tsr_model_saved(const tsr_model *model, int unit)
     return (tsr_saved){.device = model->activations.region[region],
                        .host = model->unit[unit].saved,
                        .bytes = tsr_activations_kept_bytes(&options, model->options.programs, unit,
-                                                           s->batch.tokens)};
+                                                           kept_rows(model))};
 }
 
 const void *tsr_model_layer_input(const tsr_model *model, int layer)

@@ -144,12 +144,20 @@ typedef struct {
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
                            const tsr_host_tables *tables, tsr_model_sums sums);
 
-/* In how many groups the key heads of an attention go, one after the other, where ranks share micro-batches
- * (model/attention_shared.h): the most of any layer's. 1: all at once, or nothing is shared. */
+/* How ranks that share micro-batches go about the attention of a layer (model/attention_shared.h). */
+typedef struct {
+    int groups; /* in which a rank's key heads go, one after the other. 1: all at once, or nothing is shared */
+    bool by_heads; /* each has heads of its own */
+} tsr_head_sharing;
+tsr_head_sharing tsr_model_head_sharing(const tsr_model_options *options,
+                                        const tsr_layer_program *program);
+
+/* The most of any layer's. */
 int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_programs *programs);
 
-/* After the start: who shares micro-batches, as the options' spans say. Borrowed. */
+/* After the start: who shares micro-batches, as the options' spans say. Borrowed. What they send to each other lies in the scratch. */
 void tsr_model_share(tsr_model *model, tsr_context *context);
+void *tsr_model_scratch(const tsr_model *model, uint64_t *bytes);
 
 /* Of one of several adapters, after the start. */
 void tsr_model_set_sums(tsr_model *model, int adapter, tsr_model_sums sums);

@@ -97,7 +97,9 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     const tsr_attention_spec *spec = &node->spec.attention;
-    uint64_t extra = extra_bytes(spec, p->batch->tokens, p->context->dtype);
+    /* Of the longest micro-batch: what follows lies at the same place on all ranks. */
+    uint64_t extra =
+        extra_bytes(spec, tsr_attention_own_tokens(&p->batch->attention), p->context->dtype);
     void *d[3];
     for (int i = 0; i < 3; i++)
         d[i] = step->adds & 1u << i ? (char *)p->workspace + (uint64_t)(i - 1) * extra
@@ -147,23 +149,35 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
 
 /* Columns of a token in the exchange of a shared micro-batch. */
 typedef struct {
-    double sent;   /* by each rank to all others */
-    double copied; /* between a rank's rows and all rows; what is sent is copied too */
-    double added;  /* up over the ranks: each part arrives twice */
+    double arrive; /* of every row that is another rank's, for each group of heads */
+    double leave;  /* after it: results, or sums of dq, of which each part arrives twice */
+    double copied; /* of own rows, to be sent and where they have come */
 } shared_columns;
 
-/* For each group of heads a gather, and maybe a sum, beside the attention of other groups. */
+/* Of both ways (model/attention_shared.h). q, k, v, o: all columns, the rest are those of lse or delta, and of sums of dq. */
+static shared_columns sharing_of(const tsr_work_layer *l, bool backward, double q, double k,
+                                 double v, double o, double heads, double sums)
+{
+    double results = backward ? q + k + v : o, ranks = l->head_ranks;
+    double rows = backward ? q + k + v + o + 2 * heads : k + v;
+    double turns = backward ? q + k + v + o + heads : q + k + v;
+    if (ranks > 0)
+        return (shared_columns){turns / ranks, results / ranks, turns + results};
+    return (shared_columns){rows, backward ? 2 * sums : 0, rows + (backward ? results : q + o)};
+}
+
+/* For each group of heads what arrives and what leaves, beside the attention of other groups. */
 static void cost_sharing(const tsr_costing *c, shared_columns columns, const tsr_work_op *attention)
 {
     const tsr_work_layer *l = c->layer;
     const tsr_work_amount none = {0, 0};
     double others = (l->all_tokens - l->tokens) * l->element;
     tsr_cost_both(c, attention->term, TSR_WORK_STREAM, none,
-                  (tsr_work_amount){0, 2 * tsr_cost_column(c) * (columns.sent + columns.copied)});
+                  (tsr_work_amount){0, 2 * tsr_cost_column(c) * columns.copied});
     const tsr_work_op op = {.term = c->again ? TSR_WORK_RECOMPUTE : attention->term,
                             .kind = TSR_WORK_EXCHANGE,
-                            .here = {0, others * (columns.sent + 2 * columns.added)},
-                            .calls = l->head_groups * (columns.added > 0 ? 2 : 1),
+                            .here = {0, others * (columns.arrive + columns.leave)},
+                            .calls = l->head_groups * (columns.leave > 0 ? 2 : 1),
                             .beside = attention,
                             .parts = l->head_groups};
     c->call(c->user, &op);
@@ -190,10 +204,8 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
                                    .here = {pair * here, bytes}};
     /* delta and lse are one fp32 a head, sums of dq one an element. */
     double sums = c->layer->adds_dq ? q * sizeof(float) / c->layer->element : 0;
-    const shared_columns ahead = {k + v, q + o, 0};
-    const shared_columns back = {q + k + v + o + 2 * lse, q + k + v, sums};
     if (c->layer->all_tokens > 0)
-        cost_sharing(c, backward ? back : ahead, &attention);
+        cost_sharing(c, sharing_of(c->layer, backward, q, k, v, o, lse, sums), &attention);
     tsr_cost_both(c, term, attention.kind, attention.least, attention.here);
 }
 

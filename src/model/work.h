@@ -106,7 +106,8 @@ typedef struct {
     double pairs_back;    /* the same of its backward; 0: as many as forward */
     double all_tokens;    /* of all ranks that share a micro-batch of which this is one's; else 0 */
     int head_groups;      /* of key heads, which attention then has one after the other */
-    bool adds_dq;         /* and whose dq is added up over these ranks, as int32 */
+    int head_ranks; /* those ranks, if each computes all rows of its own heads; 0: each its own rows of all heads */
+    bool adds_dq;       /* and then dq is added up over these ranks, as int32 */
     int64_t step_micro; /* micro-batches of a step, of all ranks: for the choice of graphs; or 0 */
     bool last;          /* has the final norm */
     const tsr_layer_run *run; /* of one use of it; NULL: all of it */

@@ -133,7 +133,14 @@ static tsr_work_layer describe(const costing *c, int u)
     const tsr_decision *d = c->decision;
     double window = (double)tsr_model_config_window(&c->inputs->layout.config, (uint64_t)u);
     bool shared = c->all_tokens > 0;
-    shared_pairs own = shared ? most_pairs(c, window) : (shared_pairs){0, 0};
+    const tsr_layer_program *program = tsr_layer_program_of(d->programs, u);
+    tsr_head_sharing heads = tsr_model_head_sharing(&d->model, program);
+    int ranks = d->model.spans.ranks;
+    shared_pairs own = {0, 0};
+    if (shared && heads.by_heads)
+        own.forward = own.backward = pairs_of(c->all_tokens, c->length, window) / ranks;
+    else if (shared)
+        own = most_pairs(c, window);
     double pairs = shared ? own.forward : pairs_of(c->tokens, c->length, window);
     tsr_work_layer layer = {.element = c->element,
                             .fp8 = d->model.fp8,
@@ -142,10 +149,11 @@ static tsr_work_layer describe(const costing *c, int u)
                             .pairs_here = pairs_here(c, pairs),
                             .pairs_back = shared ? pairs_here(c, own.backward) : 0,
                             .all_tokens = c->all_tokens,
-                            .head_groups = tsr_model_head_groups(&d->model, d->programs),
+                            .head_groups = heads.groups,
+                            .head_ranks = heads.by_heads ? ranks : 0,
                             .adds_dq = c->speeds->cuda,
                             .step_micro = d->model.step_micro,
-                            .program = tsr_layer_program_of(d->programs, u)};
+                            .program = program};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     for (int i = 0; i < layer.program->block->matrix_count; i++)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;

@@ -98,6 +98,24 @@ tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows
     return status < 0 ? status : ended;
 }
 
+tsr_status tsr_context_deal(tsr_context *context, const tsr_context_columns *columns, int count,
+                            int64_t tokens, bool back)
+{
+    tsr_deal_range ranges[TSR_DEAL_RANGES];
+    const tsr_spans *s = &context->spans;
+    if (count > TSR_DEAL_RANGES)
+        return tsr_fail(TSR_EINTERNAL, "%d values to be dealt", count);
+    for (int i = 0; i < count; i++) {
+        uint64_t row_bytes = columns[i].row_bytes;
+        ranges[i] =
+            (tsr_deal_range){columns[i].pieces, columns[i].all, (uint64_t)s->rows * row_bytes,
+                             (uint64_t)tsr_spans_last_rows(s, tokens) * row_bytes};
+    }
+    TSR_TRY(follow(context));
+    return tsr_comm_deal(context->comm, context->collectives, ranges, count,
+                         tsr_spans_rounds(s, tokens), back);
+}
+
 tsr_status tsr_context_mark(tsr_context *context, int mark)
 {
     return tsr_event_record(context->mark[mark], context->collectives);

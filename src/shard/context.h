@@ -47,6 +47,20 @@ tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows
 tsr_status tsr_context_mark(tsr_context *context, int mark);
 tsr_status tsr_context_await(tsr_context *context, int mark);
 
+/* A value of a micro-batch, against another division of it: each rank has some columns of all rows in the order of tokens, or
+ * all columns of its own rows, piece by piece as the ranks have them. */
+typedef struct {
+    void *
+        pieces; /* [ranks, tsr_spans_dealt_rows] rows of row_bytes: of own rows, each rank's columns */
+    void *all; /* [ranks tsr_spans_dealt_rows] rows of row_bytes: own columns */
+    uint64_t row_bytes;
+} tsr_context_columns;
+
+/* Begins to bring all rows of own columns from the other ranks' pieces; or, back, pieces of own rows from theirs. What is a
+ * rank's both ways stays where it is. At most TSR_DEAL_RANGES; else as a gather. */
+tsr_status tsr_context_deal(tsr_context *context, const tsr_context_columns *columns, int count,
+                            int64_t tokens, bool back);
+
 /* Integers of all ranks added up, in place. */
 tsr_status tsr_context_sum(tsr_context *context, int64_t *data, uint64_t count);
 /* The same of an even number of int32, on 8 bytes, as attention's kernels ask for it (kernels/attention.h); `stream` is compute. With

@@ -17,7 +17,7 @@
 
 static struct {
     int32_t kv_heads; /* at a time */
-    bool by_token, needs_o, sums;
+    bool by_token, needs_o, sums, by_heads;
 } way;
 
 /* [rows, columns] becomes [columns, rows]. */
@@ -81,6 +81,8 @@ static tsr_status backward_call(void *opaque, tsr_pool *pool)
     if (way.by_token)
         transpose((float *)a->lse, s->tokens, s->q_heads);
     TSR_TRY(tsr_attention_backward_ref(a, pool));
+    if (way.by_heads)
+        return TSR_OK;
     forget(a->dk, s, (int64_t)s->kv_heads * s->head_dim);
     forget(a->dv, s, (int64_t)s->kv_heads * s->v_dim);
     if (!way.sums) {
@@ -109,8 +111,10 @@ static tsr_status backward(tsr_stream *stream, const tsr_attention_backward_args
     tsr_stream *rest = stream;
     if ((a->o != NULL) != way.needs_o)
         return tsr_fail(TSR_EINTERNAL, "o and delta are not as they were asked for");
+    if (way.by_heads && tsr_spans_shared(&a->shape.spans))
+        return tsr_fail(TSR_EINTERNAL, "own heads, and the call is shared");
     TSR_TRY(tsr_stream_call(stream, backward_call, a, sizeof *a));
-    if (!way.sums)
+    if (!way.sums || way.by_heads)
         return TSR_OK;
     TSR_TRY(a->shape.sum.add(a->shape.sum.user, stream, sums_of(&a->shape), sum_count(&a->shape),
                              &rest));
@@ -134,7 +138,7 @@ static bool lse_by_token(const tsr_stream *stream, const tsr_attention_shape *sh
 static tsr_attention_sharing sharing(const tsr_attention_bounds *bounds)
 {
     (void)bounds;
-    return (tsr_attention_sharing){way.kv_heads, way.needs_o};
+    return (tsr_attention_sharing){way.kv_heads, way.needs_o, way.by_heads};
 }
 
 /* ---- a random micro-batch ---- */
@@ -150,7 +154,7 @@ typedef struct {
     tsr_attention_shape shape;
     int32_t cu_seqlens[4];
     int64_t width[ROWS];
-    float sinks[16];
+    float sinks[48];
     values whole;
 } problem;
 
@@ -197,14 +201,15 @@ static void compute(problem *p)
     free(s.workspace);
 }
 
-static void make_problem(problem *p)
+/* Of some key heads, times `each`. */
+static void make_problem(problem *p, int32_t each)
 {
     tsr_attention_shape *s = &p->shape;
     *p = (problem){.cu_seqlens = {0, draw(60), 60 + draw(60), 120 + draw(60)}};
     s->cu_seqlens = p->cu_seqlens;
     s->documents = 3;
     s->tokens = p->cu_seqlens[3] + draw(20);
-    s->kv_heads = 1 + draw(5);
+    s->kv_heads = each * (1 + draw(each > 1 ? 3 : 5));
     s->q_heads = s->kv_heads * (1 + draw(3));
     s->head_dim = 1 + draw(8);
     s->v_dim = 1 + draw(8);
@@ -214,7 +219,7 @@ static void make_problem(problem *p)
     for (int i = 0; i < ROWS; i++)
         p->whole.rows[i] = new_random(s->tokens * p->width[i], drawn + (uint64_t)i, 2);
     p->whole.lse = new_floats(s->tokens * s->q_heads);
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < 48; i++)
         p->sinks[i] = (float)draw(5) - 2;
     if (draw(2))
         s->sinks = (tsr_frozen){p->sinks, TSR_F32};
@@ -258,7 +263,7 @@ static void take_own(rank_run *r, const tsr_spans *spans, int64_t own_tokens)
                 memcpy(r->own.rows[i] + tsr_spans_place(spans, row) * p->width[i],
                        p->whole.rows[i] + row * p->width[i], (size_t)p->width[i] * sizeof(float));
     }
-    r->own.lse = new_random(own_tokens * p->shape.q_heads, 1, 1);
+    r->own.lse = new_random(tsr_spans_most_rows(spans, p->shape.tokens) * p->shape.q_heads, 1, 1);
 }
 
 /* Both directions, of a run whose largest micro-batch is longer than this one. */
@@ -344,7 +349,7 @@ static void expect_own(const rank_run *r, const tsr_spans *spans)
                        (size_t)p->width[i] * sizeof(float)))
                 fail_msg("%s of row %lld has other bits on rank %d of %d", name[i], (long long)row,
                          spans->rank, spans->ranks);
-        for (int64_t h = 0; h < heads; h++)
+        for (int64_t h = 0; h < heads && !way.by_heads; h++)
             assert_memory_equal(r->own.lse +
                                     (way.by_token ? place * heads + h : h * own_tokens + place),
                                 p->whole.lse + h * tokens + row, sizeof(float));
@@ -366,30 +371,51 @@ static void run_ranks(const problem *p, int ranks)
         if (run[i].status < 0)
             fail_msg("rank %d of %d: %s", i, ranks, run[i].message);
         expect_own(&run[i], &(tsr_spans){SPAN, ranks, i});
-        /* For rows, forward and backward, and for sums of dq. */
-        assert_int_equal(run[i].waits, 3 * p->shape.kv_heads / way.kv_heads);
+        /* For rows, forward and backward, and for sums of dq; or for rows and for results. */
+        assert_int_equal(run[i].waits, way.by_heads ? 4 * (p->shape.kv_heads / way.kv_heads / ranks)
+                                                    : 3 * p->shape.kv_heads / way.kv_heads);
         assert_int_equal(run[i].waited, run[i].waits);
         free_values(&run[i].own);
     }
 }
 
+/* Key heads as so many of a rank; ranks 1: of all. */
+static void run_random(int32_t ranks_of_heads, int ranks)
+{
+    problem p;
+    make_problem(&p, ranks_of_heads);
+    int32_t heads = p.shape.kv_heads / ranks_of_heads;
+    way.kv_heads = 1 + draw(heads);
+    while (heads % way.kv_heads)
+        way.kv_heads--;
+    way.by_token = draw(2), way.needs_o = draw(4) == 0, way.sums = draw(2);
+    run_ranks(&p, ranks);
+    free_values(&p.whole);
+}
+
 static void groups_have_the_bits_of_all_heads(void **state)
 {
     (void)state;
+    way.by_heads = false;
+    for (int i = 0; i < CASES; i++)
+        run_random(1, 2 + i % (MAX_RANKS - 1));
+}
+
+/* Also where a rank has no rows. */
+static void ranks_with_heads_of_their_own_have_the_bits_of_all(void **state)
+{
+    (void)state;
+    way.by_heads = true;
     for (int i = 0; i < CASES; i++) {
-        problem p;
-        make_problem(&p);
-        way.kv_heads = 1 + draw(p.shape.kv_heads);
-        while (p.shape.kv_heads % way.kv_heads)
-            way.kv_heads--;
-        way.by_token = draw(2), way.needs_o = draw(4) == 0, way.sums = draw(2);
-        run_ranks(&p, 2 + i % (MAX_RANKS - 1));
-        free_values(&p.whole);
+        int ranks = 2 + i % (MAX_RANKS - 1);
+        run_random(ranks, ranks);
     }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(groups_have_the_bits_of_all_heads)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groups_have_the_bits_of_all_heads),
+        cmocka_unit_test(ranks_with_heads_of_their_own_have_the_bits_of_all)};
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }

@@ -324,7 +324,7 @@ static void test_context(void **state)
         int span, ranks, tokens, groups;
         const char *line, *warning;
     } cases[] = {
-        {48, 2, 80, 2,
+        {48, 2, 80, 1, /* a key head each */
          "2 ranks share each micro-batch of more than 48 tokens, span by span: of 128 tokens each "
          "has at most 80 (context_parallel_size)",
          NULL},
