@@ -293,13 +293,18 @@ void test_auxiliary(void **state)
  *              each of adapters 2e-3 from these. Ours of DoRA was 1.3e-2 on an H100.
  * qwen3_5_moe  at step 1 0.13, 8e-3, 1.3e-2 of LoRA on experts; in such draws at most 0.25, 0.27, 0.25. It is a token that
  *              goes to another expert, where two are 0.025 apart: in fp32 that one change is 0.09, and with the experts of
- *              fp32 0.13 becomes 2e-3. Ours was 0.11. */
+ *              fp32 0.13 becomes 2e-3. Ours was 0.11.
+ *              Losses move with it: by 1.5e-2, 4e-3, 5e-3, and by 1.7e-2 under autocast with a base in bf16. In such
+ *              draws they move by at most 3.2e-2, 2.5e-2, 2.7e-2. In 16 draws each of adapters 2e-4 from these it is
+ *              2.6e-2, 2.4e-2, 2.3e-2; in fp32 these are 2e-3 apart. Where the norm at step 1 stays within 5e-2, no
+ *              loss of any draw moves by more than 1e-2. In fp32 that one change is 9.5e-3, and the experts that bf16
+ *              takes at step 1 are 1.4e-2; with the experts of fp32 1.5e-2 becomes 3e-3. Ours was 1.6e-2 on an H200. */
 static const struct {
     const char *family, *trace; /* trace NULL: both */
     nearness most;
 } moved[] = {
     {"qwen3_5", NULL, {1.5e-2, 2.5e-2, 1e-1}},
-    {"qwen3_5_moe", "b_lora_experts", {1.5e-2, 2e-1, 2e-1}},
+    {"qwen3_5_moe", "b_lora_experts", {2e-2, 2e-1, 2e-1}},
 };
 
 static nearness nearness_of_bf16(const char *name)
