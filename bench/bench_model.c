@@ -2,7 +2,7 @@
  * bench_model.c: training steps of a model's shape, without its weights.
  *
  *     bench_model --shape llama3-8b --layers 8 --batch 4 --length 2048 --adapter dora --rank 384
- *                 [--documents 64:1500] [--recompute none|selective|full|auto]
+ *                 [--documents 64:1500 | --longest 1] [--recompute none|selective|full|auto]
  *                 [--offload none|sharded|full|auto] [--dtype D] [--backend B]
  *                 [--memory-budget 24GiB] [--resident 0|N|auto] [--steps 8] [--warmup 3] [--timeline]
  *                 [--roofs roofs.json] [--scratch DIR] [--runs FILE] [key=value ...]
@@ -15,6 +15,9 @@
  * these does the work of several: then figures are means over whole rounds of adapters, the warm-up is whole rounds, and the
  * floor is that of a step's part of the micro-batches that are shared.
  * With --documents the BATCH x LENGTH tokens of a micro-batch are documents of such lengths.
+ * With --longest N a micro-batch is one row, of an Nth of the tokens that plan names as the longest for this very job, as if
+ * the model had the positions. It fails if it does not take just the memory of its plan, or takes more than the budget. No
+ * floor is told: attention alone, time and again over such rows, takes minutes.
  *
  * --runs: each line of FILE that is not empty and no comment (#) is a run, with the options of the
  * line after those of the command line; all in this process, one after the other, which saves what
@@ -31,6 +34,7 @@
  */
 #include "job/trace.h"
 #include "model.h"
+#include "planner/decide.h"
 #include "ranks.h"
 
 #include <ctype.h>
@@ -48,7 +52,7 @@ static int usage(const char *what)
 {
     fprintf(stderr,
             "bench_model: %s\nusage: bench_model --shape S [--layers N] [--batch B] [--length L] "
-            "[--documents LEAST:MOST]\n  [--adapter lora|dora] [--rank R] "
+            "[--documents LEAST:MOST] [--longest N]\n  [--adapter lora|dora] [--rank R] "
             "[--recompute none|selective|full|auto]\n  [--offload none|sharded|full|auto] "
             "[--dtype D] [--backend B] [--memory-budget BYTES]\n  [--resident 0|N|auto] [--steps "
             "N] [--warmup N] [--timeline] [--pairs] [--adapters N] [--roofs FILE] [--scratch "
@@ -91,10 +95,10 @@ static int set_option(bench_run *run, const char *key, const char *value)
         const char *key;
         int64_t *field;
         int64_t least;
-    } numbers[] = {{"layers", &run->layers, 1},    {"batch", &run->batch, 1},
-                   {"length", &run->length, 2},    {"rank", &run->r, 1},
-                   {"steps", &run->steps, 1},      {"warmup", &run->warmup, 0},
-                   {"adapters", &run->adapters, 1}};
+    } numbers[] = {{"layers", &run->layers, 1},     {"batch", &run->batch, 1},
+                   {"length", &run->length, 2},     {"rank", &run->r, 1},
+                   {"steps", &run->steps, 1},       {"warmup", &run->warmup, 0},
+                   {"adapters", &run->adapters, 1}, {"longest", &run->part, 1}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (!strcmp(key, numbers[i].key)) {
             *numbers[i].field = atoll(value);
@@ -139,6 +143,17 @@ static int read_options(bench_run *run, const char **runs, int count, char **arg
     return 0;
 }
 
+/* One row, or one pair, whose length is not known yet. */
+static int settle_longest(bench_run *run)
+{
+    if (run->documents || run->adapters > 1)
+        return usage("--longest is for one row and one adapter");
+    run->batch = run->pairs ? 2 : 1;
+    run->shape.positions = TSR_MOST_TOKENS;
+    run->roofs = NULL;
+    return 0;
+}
+
 /* What the options come to. */
 static int settle(bench_run *run)
 {
@@ -146,6 +161,8 @@ static int settle(bench_run *run)
         return usage("--shape is missing");
     if (run->layers)
         run->shape.layers = run->layers;
+    if (run->part && settle_longest(run))
+        return -1;
     if (run->pairs && run->batch % 2)
         return usage("--pairs needs an even --batch");
     if (run->timeline && run->warmup < TSR_TRACE_LAST)

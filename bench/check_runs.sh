@@ -1,7 +1,7 @@
 #!/bin/sh
 # check_runs.sh BENCH_MODEL: a list of runs in one process, and the tables of bench/tell, on the CPU: every line of the list
-# gives one of JSON, one that cannot run says so and stops none after it, a step's timeline adds up, and ratios are
-# those of the milliseconds.
+# gives one of JSON, one that cannot run says so and stops none after it, a step's timeline adds up, rows that plan names as
+# the longest run, and ratios are those of the milliseconds.
 set -eu
 bench_model=$1
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -44,6 +44,32 @@ sed -n 4p "$scratch/out" | sed 's/.*"timeline"://; s/{"kind"/\n&/g' | awk '
         off = sum / value["traced_step_ms"] - 1
         if (kernels < 10 || off > 1e-4 || off < -1e-4) {print kernels " kernels, off by " off; exit 1}
     }' || wrong "the timeline does not add up"
+
+# ---- the longest rows ----
+
+# The same memory holds longer rows where the base may lie in host memory: each job has a longest row of its own, which runs,
+# and that of the other job is refused.
+limits() {
+    "$bench_model" --shape tiny --layers 8 --backend cpu --adapter lora --rank 4 --recompute full --steps 1 --warmup 0 \
+        --scratch "$scratch" "$@" load_in_4bit=false memory_budget=26MiB 2>>"$scratch/log"
+}
+# A number of a line of JSON.
+number() {
+    sed -n "s/.*\"$2\":\([0-9]*\).*/\1/p" "$scratch/$1"
+}
+: >"$scratch/log"
+limits --longest 1 >"$scratch/card" || wrong "the longest row with the base on the card: $(tail -n 1 "$scratch/log")"
+limits --longest 1 --offload auto >"$scratch/host" || wrong "the longest row: $(tail -n 1 "$scratch/log")"
+limits --longest 4 --offload auto >"$scratch/part" || wrong "a part of the longest row: $(tail -n 1 "$scratch/log")"
+most=$(number host longest)
+[ "$most" -gt "$(number card longest)" ] || wrong "$most tokens, and $(number card longest) with the base on the card"
+[ "$(number host length)" -eq "$most" ] && [ "$(number part length)" -eq $((most / 4)) ] || wrong "rows are not of $most tokens"
+for length in "$most" $((most + 256)); do
+    offload=$([ "$length" -eq "$most" ] && echo none || echo auto)
+    code=0
+    limits --batch 1 --length "$length" --offload "$offload" >"$scratch/refused" || code=$?
+    [ $code -eq 1 ] && grep -q '"failed":".*memory_budget allows' "$scratch/refused" || wrong "$length tokens, offload $offload: $code"
+done
 
 # ---- tables ----
 

@@ -5,8 +5,9 @@
  * no data on the disk), rows of random tokens that are all labels, and a job.yaml. model_fill.c puts
  * random frozen parts where the loader would put real ones: NF4 codes, scales and plain tensors as
  * weights of a normal distribution of deviation 0.02 give them. model_run.c runs the steps,
- * model_timeline.c says what a step's time is spent on, model_floor.c what it would take at the roofs,
- * attention_roof.c times attention alone at the shape, and model_report.c prints it all.
+ * model_longest.c asks plan how long rows may be, model_timeline.c says what a step's time is spent on,
+ * model_floor.c what it would take at the roofs, attention_roof.c times attention alone at the shape, and
+ * model_report.c prints it all.
  */
 #ifndef TSR_BENCH_MODEL_H
 #define TSR_BENCH_MODEL_H
@@ -44,6 +45,8 @@ typedef struct {
     bench_shape shape; /* layers: as asked for */
     int64_t layers;    /* 0: all of the shape */
     int64_t batch, length, r, steps, warmup;
+    int64_t part;     /* length is a part of `longest`, 2: a half; 0: as asked for */
+    int64_t longest;  /* what plan named; 0: it was not asked */
     int64_t adapters; /* on one base, that step in turns: a step is one adapter's */
     bool dora, timeline;
     bool pairs; /* rows are answers, two of them a pair, which DPO is trained on */
@@ -84,6 +87,7 @@ typedef struct {
         double fill;
     } mixing;
     uint64_t arena_planned, arena_used, host_bytes;
+    uint64_t budget;                       /* of device memory */
     uint64_t free_first, free_last, total; /* device memory after step 1 and at the end */
     int64_t most_change;                   /* of free memory between the two, over all ranks */
     int units, resident, selective, full, offloaded, host_units;
@@ -109,6 +113,13 @@ tsr_status bench_config_make(tsr_model_config *out, const bench_run *run);
 
 /* Writes all files into run->directory; one rank of the node. 0, or -1 with a message on stderr. */
 int bench_files_write(const bench_run *run);
+
+/* With `part`: `longest` as plan names it for the job that lies in run->directory; 0, or -1 with a message on stderr. */
+int bench_longest_ask(bench_run *run);
+/* Then rows of that length, or a part of it; the files are to be written anew. 0, or -1: none is left, with a message on stderr. */
+int bench_longest_take(bench_run *run);
+/* That such a run took the memory of its plan, and no more than its budget; 0, or -1 with a message on stderr. */
+int bench_longest_check(const bench_run *run, const bench_result *r);
 
 /* The job's hook (src/job/parts.h): fills every frozen place of this rank. The pool that it
  * draws from stays for the process's next job. */

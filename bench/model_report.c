@@ -74,6 +74,8 @@ static json_t *describe_run(const bench_run *run)
         json_object_set_new(all, "adapters", json_integer(run->adapters));
     if (run->pairs)
         json_object_set_new(all, "pairs", json_true());
+    if (run->longest)
+        json_object_set_new(all, "longest", json_integer(run->longest));
     return all;
 }
 
@@ -201,5 +203,5 @@ int bench_report(const bench_run *run, const bench_result *r)
     tell_timeline(r->timeline);
     int failed = run->roofs && r->cuda ? bench_floor_add(all, run, r, step_s) : 0;
     put_line(all);
-    return failed;
+    return failed || bench_longest_check(run, r) ? -1 : 0;
 }

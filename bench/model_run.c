@@ -34,12 +34,15 @@ static int make_files(bench_run *run)
             failed = -1;
         }
         failed = failed || bench_files_write(run);
+        if (!failed && run->part)
+            failed = bench_longest_ask(run) || bench_longest_take(run) || bench_files_write(run);
     }
     if (run->ranks > 1) {
         MPI_Bcast(run->directory, sizeof run->directory, MPI_CHAR, 0, MPI_COMM_WORLD);
         MPI_Bcast(&failed, 1, MPI_INT, 0, MPI_COMM_WORLD);
+        MPI_Bcast(&run->longest, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
     }
-    return failed;
+    return failed || !run->part ? failed : bench_longest_take(run);
 }
 
 static void remove_output(const bench_run *run, const char *directory)
@@ -107,6 +110,7 @@ static void describe(bench_result *out, const bench_run *run, const tsr_job *job
     out->cuda = job->inputs.cuda;
     out->fp8 = d->model.fp8;
     out->arena_planned = tsr_job_base_bytes(job, TSR_PLACE_DEVICE);
+    out->budget = d->budget;
     out->host_bytes =
         tsr_job_base_bytes(job, TSR_PLACE_HOST) + tsr_job_base_bytes(job, TSR_PLACE_NODE);
     out->resident = d->resident_count;
