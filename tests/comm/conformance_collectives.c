@@ -218,7 +218,7 @@ void tsr_case_exchange(tsr_case_rank *me)
 
 /* ---- deals ---- */
 
-enum { DEALT = 2 };
+enum { DEALT = 2, DEALT_BYTES = DEALT * 5 * 4096 }; /* ranges, and bytes of all for a rank */
 
 typedef struct {
     int64_t rounds;
@@ -300,11 +300,9 @@ static void check_deals(tsr_case_rank *me, char *sent, char *received)
 
 void tsr_case_deal(tsr_case_rank *me)
 {
-    uint64_t bytes = DEALT * 5 * 4096 * (uint64_t)me->size;
-    char *sent = tsr_case_new(me, bytes), *received = tsr_case_new(me, bytes);
-    check_deals(me, sent, received);
-    OK(tsr_comm_expose(me->comm, me->host_stream, sent, bytes));
-    check_deals(me, sent, received);
+    uint64_t bytes = DEALT_BYTES * (uint64_t)me->size;
+    check_deals(me, tsr_case_new(me, bytes), tsr_case_new(me, bytes));
+    tsr_case_free(me);
     OK(tsr_comm_deal(me->comm, me->stream, NULL, 0, 3, false));
     CHECK(tsr_comm_deal(me->comm, me->stream, NULL, TSR_DEAL_RANGES + 1, 1, false) == TSR_EINVAL);
     CHECK(tsr_comm_deal(me->comm, me->stream, NULL, 1, -1, false) == TSR_EINVAL);
@@ -363,12 +361,14 @@ static void gather_changes(tsr_case_rank *me, char *sent, char *received, uint64
 
 void tsr_case_exposed_changes(tsr_case_rank *me)
 {
-    uint64_t size = (uint64_t)me->size, bytes = 2000000 / size;
-    char *sent = tsr_case_new(me, size * bytes);
+    uint64_t size = (uint64_t)me->size, bytes = 2000000 / size, dealt = 2 * DEALT_BYTES * size;
+    char *sent = tsr_case_new(me, size * bytes), *both = tsr_case_new(me, dealt);
     char *received = tsr_case_new(me, CHANGES * size * bytes);
     OK(tsr_comm_expose(me->comm, me->host_stream, sent, size * bytes));
+    OK(tsr_comm_expose(me->comm, me->host_stream, both, dealt));
     exchange_changes(me, sent, received, bytes);
     gather_changes(me, sent, received, bytes);
+    check_deals(me, both, both + dealt / 2);
 }
 
 static int64_t sum_of_halves(int64_t a, int64_t b)

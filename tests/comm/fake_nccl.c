@@ -42,7 +42,7 @@ static struct {
 } groups = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* What a group sends and receives. */
-#define MESSAGES 256
+#define MESSAGES 512
 
 struct message {
     bool receives;
