@@ -8,7 +8,7 @@
 
 build_packages="build-essential cmake ninja-build pkg-config libopenblas-serial-dev libopenmpi-dev openmpi-bin \
 libhwloc-dev zlib1g-dev libzstd-dev libjansson-dev libyaml-dev libonig-dev libutf8proc-dev libcmocka-dev coinor-libcbc-dev"
-check_packages="abigail-tools clang-format ccache locales python3-minimal iproute2"
+check_packages="abigail-tools clang-format ccache lld locales python3-minimal iproute2"
 
 # ccache writes into the home directory; a user without one gets a folder of his own.
 [ -w "${HOME:-/nonexistent}" ] || export CCACHE_DIR="${TMPDIR:-/tmp}/tessera-$(id -u)/ccache"
