@@ -29,7 +29,7 @@ tsr_status tsr_nf4_quantize_check(const tsr_nf4_quantize_args *args)
 }
 
 /* The largest |x| of a block as bits, which are ordered as the values are. */
-TSR_CLONES static uint32_t largest_bits(const float x[TSR_NF4_BLOCK])
+TSR_CLONES TSR_FIXED_LOOP static uint32_t largest_bits(const float x[TSR_NF4_BLOCK])
 {
     uint32_t largest = 0;
     for (int i = 0; i < TSR_NF4_BLOCK; i++) {
@@ -42,8 +42,8 @@ TSR_CLONES static uint32_t largest_bits(const float x[TSR_NF4_BLOCK])
 }
 
 /* code = thresholds below x * reciprocal; a NaN (0 times an infinite reciprocal) is below none. */
-TSR_CLONES static void block_codes(int32_t code[TSR_NF4_BLOCK], const float x[TSR_NF4_BLOCK],
-                                   float reciprocal)
+TSR_CLONES TSR_FIXED_LOOP static void block_codes(int32_t code[TSR_NF4_BLOCK],
+                                                  const float x[TSR_NF4_BLOCK], float reciprocal)
 {
     float scaled[TSR_NF4_BLOCK];
     for (int i = 0; i < TSR_NF4_BLOCK; i++) {
