@@ -69,24 +69,31 @@ void tsr_fp8_decode_block(uint8_t out[16], const tsr_nf4_dequant_args *w, int64_
     }
 }
 
+/* Elements first to first + count, which are of one block; `out` is where the first goes, and the others `stride` apart. */
+static void decode_part(uint8_t *out, int64_t stride, const uint8_t *codes, int64_t first,
+                        int64_t count, const uint8_t table[16])
+{
+    for (int64_t i = 0, e = first; i < count; i++, e++)
+        out[i * stride] = table[e % 2 ? codes[e / 2] & 15 : codes[e / 2] >> 4];
+}
+
 static void decode_row(void *context, int index)
 {
     const tsr_fp8_decode_args *args = context;
     const tsr_nf4_dequant_args *w = &args->weight;
-    int64_t row = index, first = row * w->columns, rows = w->count / w->columns;
-    int64_t stride = args->transposed ? rows : 1;
+    int64_t row = index, first = row * w->columns, end = first + w->columns;
+    int64_t stride = args->transposed ? w->count / w->columns : 1;
     uint8_t *out = w->out, table[16];
     float scale = args->scaled ? args->scale[row] : row_scale(w, row);
     if (!args->scaled)
         args->scale[row] = scale;
-    if (!w->out)
+    if (!out)
         return;
-    for (int64_t e = first; e < first + w->columns; e++) {
-        if (e == first || e % TSR_NF4_BLOCK == 0)
-            tsr_fp8_decode_block(table, w, e / TSR_NF4_BLOCK, scale);
-        uint8_t byte = w->codes[e / 2];
-        out[(args->transposed ? row : first) + (e - first) * stride] =
-            table[e % 2 ? byte & 15 : byte >> 4];
+    out += args->transposed ? row : first;
+    for (int64_t e = first, count; e < end; e += count) {
+        count = tsr_min(TSR_NF4_BLOCK - e % TSR_NF4_BLOCK, end - e);
+        tsr_fp8_decode_block(table, w, e / TSR_NF4_BLOCK, scale);
+        decode_part(out + (e - first) * stride, stride, w->codes, e, count, table);
     }
 }
 
