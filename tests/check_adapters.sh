@@ -9,7 +9,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cd "$root"
 job=examples/adapters.yaml
-keys="max_train_samples=60 max_eval_samples=4 per_device_train_batch_size=2 total_batch_size=4 overwrite_output_dir=false"
+keys="max_train_samples=60 max_eval_samples=4 per_device_train_batch_size=1 total_batch_size=2 overwrite_output_dir=false"
 
 wrong() {
     echo "check_adapters: $*" >&2
