@@ -83,33 +83,50 @@ static void run_kind(job_result *out, int ranks, size_t kind, const char *more, 
         fail_msg("%s: %s", kinds[kind].name, out->message);
 }
 
+/* Sanitizers are slow: there one kind has the one half of what follows, the next one the other. */
+#ifdef TSR_SANITIZED
+#define HAS_HALF(kind, half) ((kind) % 2 == (half))
+#else
+#define HAS_HALF(kind, half) true
+#endif
+
+/* Stopped on two ranks, and gone on with on one: the bits of no stop. */
+static void resume_kind(const job_result *whole, size_t kind)
+{
+    static const char saves[] = "save_strategy: steps\nsave_steps: 1\n";
+    job_result first, second;
+    tsr_auto_text again = {0};
+    run_kind(&first, job_ranks(2), kind, saves, "parts", &(job_event){.stop_after = 1});
+    assert_true(first.stopped);
+    tsr_text_printf(&again, "%sresume_from_checkpoint: true\n", saves);
+    run_kind(&second, 1, kind, tsr_text_string(&again), "parts", NULL);
+    assert_true(second.resumed > 0);
+    job_assert_part(whole, &second, (int)second.resumed, true, kinds[kind].name);
+    job_result_free(&first);
+    job_result_free(&second);
+}
+
 /* Each learns, has the bits of one rank on three, and those of no stop after one. A fresh adapter is its own reference. */
 static void test_kinds(void **state)
 {
     (void)state;
     for (size_t kind = 0; kind < KINDS; kind++) {
-        job_result one, three, first, second;
+        job_result one, three;
         run_kind(&one, 1, kind, "", "one", NULL);
         double loss = one.step[0].loss;
         if (strstr(kinds[kind].keys, "dpo") && !strstr(kinds[kind].keys, "fp8"))
             judge("log 2 at step 1", fabs(loss - log(2)), 2e-6);
         assert_true(one.step[0].preference.present);
-        run_kind(&three, job_ranks(3), kind, "gradient_checkpointing: full\n", "three", NULL);
-        job_assert_same(&one, &three, kinds[kind].name);
         job_assert_plan(&one, 1, kinds[kind].name);
-        job_assert_plan(&three, job_ranks(3), kinds[kind].name);
-        const char *saves = "save_strategy: steps\nsave_steps: 1\n";
-        tsr_auto_text again = {0};
-        run_kind(&first, job_ranks(2), kind, saves, "parts", &(job_event){.stop_after = 1});
-        assert_true(first.stopped);
-        tsr_text_printf(&again, "%sresume_from_checkpoint: true\n", saves);
-        run_kind(&second, 1, kind, tsr_text_string(&again), "parts", NULL);
-        assert_true(second.resumed > 0);
-        job_assert_part(&one, &second, (int)second.resumed, true, kinds[kind].name);
+        if (HAS_HALF(kind, 0)) {
+            run_kind(&three, job_ranks(3), kind, "gradient_checkpointing: full\n", "three", NULL);
+            job_assert_same(&one, &three, kinds[kind].name);
+            job_assert_plan(&three, job_ranks(3), kinds[kind].name);
+            job_result_free(&three);
+        }
+        if (HAS_HALF(kind, 1))
+            resume_kind(&one, kind);
         job_result_free(&one);
-        job_result_free(&three);
-        job_result_free(&first);
-        job_result_free(&second);
     }
 }
 
@@ -141,7 +158,7 @@ static void run_long_cell(job_result *out, int ranks, const char *objective, con
     run_on(out, ranks, objective, JOB_MODEL, write_long_pairs(9, 250, job_tokens(1)), keys);
 }
 
-/* Sanitizers are slow: there a quarter of the cells, other features for each objective. */
+/* Sanitizers are slow: there a quarter of the cells and of the ways to share, others for each objective. */
 #ifdef TSR_SANITIZED
 #define STRIDE 4
 #else
@@ -332,7 +349,7 @@ static void test_context(void **state)
                         "per_device_eval_batch_size: 2\neval_dataset: %s\n",
                         job_tokens(16), job_tokens(64), scratch_path("pairs.jsonl"));
         run_long_cell(&alone, 1, jobs[j], tsr_text_string(&keys));
-        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+        for (size_t w = j % STRIDE; w < sizeof ways / sizeof *ways; w += STRIDE) {
             tsr_auto_text more = {0};
             if (job_ranks(ways[w].ranks) != ways[w].ranks)
                 continue;
