@@ -26,13 +26,8 @@
 #define BEFORE   5e-3 /* on two backends: other sums, and so other codes beside a threshold; bf16 */
 #define AFTER    1e-2
 
-/* DoRA and LoRA: o_proj's gradient comes from elsewhere. Sanitizers are slow; there test_job_ranks has LoRA, and a step has
- * half the rows. */
-#ifdef TSR_SANITIZED
-enum { SEEDS = 1, ROWS = 2, EVAL_ROWS = 8 };
-#else
+/* DoRA and LoRA: o_proj's gradient comes from elsewhere. */
 enum { SEEDS = 2, ROWS = 4, EVAL_ROWS = 32 };
-#endif
 static int steps = 12, seeds = SEEDS;
 
 typedef struct {
