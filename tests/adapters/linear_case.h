@@ -149,9 +149,11 @@ static inline void make_weight(linear_case *c)
     free(absmax);
 }
 
-/* out [m, n] (+)= factor op(a) b; a [m, k], or [k, m] with trans; b is [k, n]. */
-static inline void multiply(double *out, const double *a, const double *b, int64_t m, int64_t n,
-                            int64_t k, bool trans, double factor)
+/* out [m, n] (+)= factor op(a) b; a [m, k], or [k, m] with trans; b is [k, n]. Doubles are slow under a sanitizer, and not
+ * what one is for. */
+__attribute__((no_sanitize("address"), no_sanitize("undefined"))) static inline void
+multiply(double *out, const double *a, const double *b, int64_t m, int64_t n, int64_t k, bool trans,
+         double factor)
 {
     for (int64_t i = 0; i < m; i++)
         for (int64_t l = 0; l < k; l++) {
