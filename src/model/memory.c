@@ -111,33 +111,6 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .wider = options->wider};
 }
 
-tsr_head_sharing tsr_model_head_sharing(const tsr_model_options *options,
-                                        const tsr_layer_program *program)
-{
-    const tsr_activation_options activation = tsr_model_activation(options);
-    tsr_head_sharing out = {.groups = 1};
-    for (int j = 0; j < program->block->node_count; j++) {
-        if (program->block->node[j].kind != &tsr_node_attention)
-            continue;
-        const tsr_attention_bounds bounds = tsr_attention_bounds_of(
-            &program->block->node[j], tsr_activation_attention(&activation));
-        const tsr_attention_sharing sharing = options->kernels->attention_sharing(&bounds);
-        if (tsr_attention_is_shared(&bounds))
-            out = (tsr_head_sharing){tsr_attention_calls(&bounds, &sharing), sharing.by_heads};
-    }
-    return out;
-}
-
-int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_programs *programs)
-{
-    int most = 1;
-    for (int i = 0; i < programs->count; i++) {
-        int groups = tsr_model_head_sharing(options, &programs->program[i]).groups;
-        most = groups > most ? groups : most;
-    }
-    return most;
-}
-
 bool tsr_model_tiles(const tsr_model_options *options)
 {
     tsr_activation_options activation = tsr_model_activation(options);

@@ -178,29 +178,6 @@ static tsr_status write_ids(tsr_model *model, tsr_device *device)
     return TSR_OK;
 }
 
-/* For the heads of every attention of the model, and for a group of them where ranks share micro-batches. */
-static tsr_status prepare_attention(const tsr_model *model, tsr_device *device)
-{
-    const tsr_kernels *kernels = model->options.kernels;
-    tsr_activation_options options = tsr_model_activation(&model->options);
-    for (int i = 0; i < model->options.programs->count; i++) {
-        const tsr_block *block = model->options.programs->program[i].block;
-        for (int j = 0; j < block->node_count; j++) {
-            if (block->node[j].kind != &tsr_node_attention)
-                continue;
-            tsr_attention_bounds bounds =
-                tsr_attention_bounds_of(&block->node[j], tsr_activation_attention(&options));
-            TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
-            if (!tsr_attention_is_shared(&bounds))
-                continue;
-            const tsr_attention_sharing sharing = kernels->attention_sharing(&bounds);
-            bounds = tsr_attention_call(&bounds, &sharing);
-            TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
-        }
-    }
-    return TSR_OK;
-}
-
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
                            const tsr_host_tables *tables, tsr_model_sums sums)
 {
@@ -216,7 +193,7 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
     TSR_TRY(tsr_model_start_routers(model, device));
     TSR_TRY(fill_tables(model, device));
     TSR_TRY(write_ids(model, device));
-    return prepare_attention(model, device);
+    return tsr_model_prepare_attention(model, device);
 }
 
 const tsr_layout *tsr_model_layout(const tsr_model *model)
@@ -247,18 +224,6 @@ const tsr_model_stack_state *tsr_model_stack(const tsr_model *model, int unit, i
 const float *tsr_model_norms(const tsr_model *model, int unit, int linear)
 {
     return model->unit[unit].norm[linear].n;
-}
-
-void tsr_model_share(tsr_model *model, tsr_context *context)
-{
-    model->shared = context;
-    model->options.spans = tsr_context_spans(context);
-}
-
-void *tsr_model_scratch(const tsr_model *model, uint64_t *bytes)
-{
-    *bytes = model->activations.scratch_bytes;
-    return model->activations.scratch;
 }
 
 void tsr_model_set_fresh(tsr_model *model, bool fresh)

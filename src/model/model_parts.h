@@ -206,6 +206,9 @@ static inline bool tsr_model_is_shared(const tsr_model *model)
            tsr_model_current(model)->all_tokens > model->options.spans.rows;
 }
 
+/* sharing.c: at the start, for the heads of every attention, and for a group of them where ranks share micro-batches. */
+tsr_status tsr_model_prepare_attention(const tsr_model *model, tsr_device *device);
+
 /* router.c: numbers them; what has a life of its own; where the router of a layer counts, and its correction (NULL: that of
  * its vectors); before the first layer of any micro-batch; before that of one that trains, and after its last one. */
 void tsr_model_number_routers(tsr_model *model);
