@@ -338,7 +338,8 @@ static uint64_t sign(const struct collective *work)
             work->rounds
                 ? tsr_hash(signature, &work->dealt[i].bytes, 2 * sizeof work->dealt[i].bytes)
                 : tsr_hash(signature, &exchanged[i].bytes, sizeof exchanged[i].bytes);
-    return tsr_hash(signature, &work->rounds, sizeof work->rounds);
+    signature = tsr_hash(signature, &work->rounds, sizeof work->rounds);
+    return tsr_hash(signature, &work->back, sizeof work->back);
 }
 
 static tsr_status run(void *args, tsr_pool *pool)

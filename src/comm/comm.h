@@ -142,7 +142,7 @@ tsr_status tsr_comm_exchange(tsr_comm *comm, tsr_stream *stream, const tsr_excha
                              int count);
 
 /* One range of a deal, which turns rows that have a piece for each rank into rows of all ranks, or back. `pieces` has for each rank
- * `rounds` pieces that follow each other; `places` has rounds of one piece from each rank, which are dealt forth and back: the
+ * `rounds` pieces that follow each other; `places` has rounds of one piece from each rank, which are dealt back and forth: the
  * first one in the order of ranks, the next from the last rank on. Pieces of the last round may be shorter. */
 typedef struct {
     void *pieces, *places;

@@ -254,18 +254,17 @@ void tsr_nccl_close_regions(tsr_nccl *n)
     }
 }
 
-static const tsr_region *find_region(const tsr_nccl *n, const void *address, uint64_t bytes)
+static bool holds(const tsr_region *region, const char *at, uint64_t bytes)
 {
-    const char *at = address;
-    const tsr_region *region = n->regions;
-    while (region && (at < region->base || at + bytes > region->base + region->bytes))
-        region = region->next;
-    return region;
+    return bytes == 0 || (at >= region->base && at + bytes <= region->base + region->bytes);
 }
 
 bool tsr_nccl_is_direct(const tsr_comm *comm, const void *base)
 {
-    const tsr_region *region = find_region(comm->backend, base, 1);
+    const tsr_nccl *n = comm->backend;
+    const tsr_region *region = n->regions;
+    while (region && !holds(region, base, 1))
+        region = region->next;
     return region && region->direct;
 }
 
@@ -411,32 +410,49 @@ static tsr_status copy_pieces(const tsr_nccl *n, const tsr_region *region,
     return TSR_OK;
 }
 
-/* Of all that a call sends; so far it lies in *region (NULL: nothing yet). All of it lies in one
- * region that the others can read; so it does on every rank. */
-static bool lies_in(const tsr_region **region, const tsr_nccl *n, const void *send, uint64_t bytes)
+/* What a rank sends of range i. */
+typedef const char *sent_by(const tsr_comm *comm, const void *ranges, int i, uint64_t *bytes);
+
+static const char *gathered(const tsr_comm *comm, const void *ranges, int i, uint64_t *bytes)
 {
-    if (bytes == 0)
-        return true;
-    const tsr_region *found = find_region(n, send, bytes);
-    bool good = found && found->direct && (!*region || found == *region);
-    *region = found;
-    return good;
+    const tsr_gather_range *range = (const tsr_gather_range *)ranges + i;
+    (void)comm;
+    *bytes = range->bytes;
+    return range->send;
 }
 
-static const tsr_region *region_of(const tsr_nccl *n, const tsr_gather_range *ranges, int count)
+static const char *exchanged(const tsr_comm *comm, const void *ranges, int i, uint64_t *bytes)
 {
-    const tsr_region *region = NULL;
-    for (int i = 0; i < count; i++)
-        if (!lies_in(&region, n, ranges[i].send, ranges[i].bytes))
-            return NULL;
-    return region;
+    const tsr_exchange_range *range = (const tsr_exchange_range *)ranges + i;
+    const char *at = tsr_exchange_sent(comm, range, bytes);
+    *bytes = range->bytes ? *bytes : 0;
+    return at;
+}
+
+/* The newest region that others can read and that has all that a call sends; it is the same on every rank. NULL: there is none. Regions may
+ * overlap: what jobs on one base expose. */
+static const tsr_region *region_of(const tsr_comm *comm, const void *ranges, int count,
+                                   sent_by *sent)
+{
+    const tsr_nccl *n = comm->backend;
+    for (const tsr_region *region = n->regions; region; region = region->next) {
+        int i = 0;
+        for (uint64_t bytes; region->direct && i < count; i++) {
+            const char *at = sent(comm, ranges, i, &bytes);
+            if (!holds(region, at, bytes))
+                break;
+        }
+        if (region->direct && i == count)
+            return region;
+    }
+    return NULL;
 }
 
 tsr_status tsr_nccl_pull(tsr_comm *comm, const tsr_comm_call *call, const tsr_gather_range *ranges,
                          int count)
 {
     tsr_nccl *n = comm->backend;
-    const tsr_region *region = region_of(n, ranges, count);
+    const tsr_region *region = region_of(comm, ranges, count, gathered);
     if (!region)
         return comm->ops->all_gather(comm, call, ranges, count);
     cudaStream_t stream = tsr_stream_cuda(call->stream);
@@ -473,7 +489,7 @@ bool tsr_nccl_gather_by_copies(tsr_status *status, tsr_comm *comm, const tsr_com
                                const tsr_gather_range *ranges, int count)
 {
     tsr_nccl *n = comm->backend;
-    const tsr_region *region = n->meets ? region_of(n, ranges, count) : NULL;
+    const tsr_region *region = n->meets ? region_of(comm, ranges, count, gathered) : NULL;
     if (!region)
         return false;
     *status = begin_copies(n, tsr_stream_cuda(call->stream));
@@ -486,13 +502,7 @@ bool tsr_nccl_exchange_by_copies(tsr_status *status, tsr_comm *comm, const tsr_c
                                  const tsr_exchange_range *ranges, int count)
 {
     tsr_nccl *n = comm->backend;
-    const tsr_region *region = NULL;
-    for (int i = 0; i < count && n->meets; i++) {
-        uint64_t bytes;
-        const char *sent = tsr_exchange_sent(comm, &ranges[i], &bytes);
-        if (!lies_in(&region, n, sent, ranges[i].bytes ? bytes : 0))
-            return false;
-    }
+    const tsr_region *region = n->meets ? region_of(comm, ranges, count, exchanged) : NULL;
     if (!region)
         return false;
     *status = begin_copies(n, tsr_stream_cuda(call->stream));
