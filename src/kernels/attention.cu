@@ -236,12 +236,12 @@ uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
     return bytes > own ? bytes : own;
 }
 
-/* Of a rank's key heads as few as keep a card busy with its rows: the fewer there are, the less of the exchange is not hidden,
- * and the less memory it takes. Blocks take as long as their keys are early, so several for each multiprocessor. */
-static int32_t heads_at_once(int32_t heads, int64_t rows)
+/* Of a rank's key heads as few as have so many blocks of its rows: the fewer there are, the less of the exchange is not hidden,
+ * and the less memory it takes. The earlier a block's keys, the longer it takes, so all rows want more blocks. */
+static int32_t heads_at_once(int32_t heads, int64_t rows, int64_t blocks)
 {
     for (int32_t few = 1; few < heads; few++)
-        if (heads % few == 0 && rows / TSR_WGMMA_KEYS * few >= 2 * TSR_WGMMA_BLOCKS)
+        if (heads % few == 0 && rows / TSR_WGMMA_KEYS * few >= blocks)
             return few;
     return heads;
 }
@@ -256,12 +256,13 @@ tsr_attention_sharing tsr_attention_sharing_cuda(const tsr_attention_bounds *bou
     sharing.needs_o =
         bounds->train && tsr_sdpa_cut_for(&cut, bounds, TSR_SDPA_CAP(bounds)) && !cut.own_bytes;
     sharing.by_heads = !sharing.needs_o && ranks > 1 && bounds->kv_heads % ranks == 0;
-    if (sharing.needs_o)
-        sharing.kv_heads = bounds->kv_heads;
-    else
-        sharing.kv_heads = sharing.by_heads
-                               ? heads_at_once(bounds->kv_heads / ranks, bounds->tokens)
-                               : heads_at_once(bounds->kv_heads, bounds->tokens / ranks);
+    sharing.kv_heads = bounds->kv_heads;
+    if (sharing.by_heads)
+        sharing.kv_heads =
+            heads_at_once(bounds->kv_heads / ranks, bounds->tokens, 2 * TSR_WGMMA_BLOCKS);
+    else if (!sharing.needs_o)
+        sharing.kv_heads =
+            heads_at_once(bounds->kv_heads, bounds->tokens / ranks, TSR_WGMMA_BLOCKS);
     return sharing;
 }
 

@@ -112,7 +112,7 @@ typedef struct {
     int32_t kv_heads; /* in one call, with their query heads: a divisor of all, or of each rank's */
     bool needs_o;     /* the backward takes no delta */
     /* Each rank computes all rows of its own heads, as many key heads on every rank, and calls are not shared; else own rows of
-     * all heads. */
+     * all heads. Not where o is needed. */
     bool by_heads;
 } tsr_attention_sharing;
 

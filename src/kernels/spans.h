@@ -1,6 +1,6 @@
 /*
  * kernels/spans.h: which rows of a micro-batch are whose, where the ranks of a group share it. Rows are cut into spans, from
- * the first row on and whatever the documents are, and spans are dealt forth and back: 0 1 2 2 1 0 0 1 2 ... A causal row
+ * the first row on and whatever the documents are, and spans are dealt back and forth: 0 1 2 2 1 0 0 1 2 ... A causal row
  * costs the more the later it is, and so each rank has as many early as late ones. For the CPU and for GPUs.
  */
 #ifndef TSR_KERNELS_SPANS_H

@@ -33,16 +33,17 @@ typedef struct {
     int64_t dealt; /* rows of a rank */
     turn_rows value[VALUES];
     float *own_delta; /* [dealt, Hq] */
+    float *lse;       /* of all rows and a turn's own heads */
     void *workspace;  /* of the kernels */
     uint64_t workspace_bytes;
     tsr_attention_room room;
 } layout;
 
-static bool is_there(int value, bool backward, bool needs_o)
+static bool is_there(int value, bool backward)
 {
-    if (value == DELTA || value == D_O || value >= D_Q)
-        return backward && !(value == DELTA && needs_o);
-    return value != O || !backward || needs_o;
+    if (value == O)
+        return !backward;
+    return backward || value <= V;
 }
 
 static void take_rows(layout *l, turn_rows *r, int32_t ranks)
@@ -72,12 +73,13 @@ static layout lay_out(char *base, const tsr_kernels *kernels, const tsr_attentio
     for (int i = 0; i < VALUES; i++) {
         l.value[i].columns = columns[i];
         l.value[i].dtype = i == DELTA ? TSR_F32 : c->dtype;
-        if (is_there(i, backward, sharing.needs_o))
+        if (is_there(i, backward))
             take_rows(&l, &l.value[i], bounds->spans.ranks);
     }
-    if (is_there(DELTA, backward, sharing.needs_o))
+    if (backward)
         l.own_delta =
             tsr_attention_take(&l.room, (uint64_t)(l.dealt * bounds->q_heads) * sizeof(float));
+    l.lse = tsr_attention_take(&l.room, (uint64_t)(tokens * c->q_heads) * sizeof(float));
     l.workspace_bytes = kernels->attention_workspace_bytes(c);
     l.workspace = tsr_attention_take(&l.room, l.workspace_bytes);
     return l;
@@ -143,10 +145,14 @@ static tsr_attention_shape shape_of(const work *w, int turn)
     return s;
 }
 
-/* Of the turn's own heads and all rows. */
-static float *lse_of(const work *w, const float *lse, int turn)
+/* A turn's lse to where all are kept, turn by turn, or from there: kernels want it on a boundary, which a turn may not begin
+ * on. */
+static tsr_status move_lse(const work *w, const float *kept, int turn, bool back)
 {
-    return (float *)lse + (int64_t)turn * w->shape.q_heads * w->tokens;
+    uint64_t count = (uint64_t)w->shape.q_heads * (uint64_t)w->tokens;
+    void *at = (float *)kept + (uint64_t)turn * count;
+    return tsr_stream_copy(w->pass->context->stream, back ? w->at.lse : at, back ? at : w->at.lse,
+                           count * sizeof(float));
 }
 
 /* ---- rows and heads ---- */
@@ -257,9 +263,10 @@ static tsr_status attend(const work *w, const void *args, int turn)
                                      .k = value[K].all[at],
                                      .v = value[V].all[at],
                                      .o = value[O].all[at],
-                                     .lse = lse_of(w, a->lse, turn),
+                                     .lse = w->at.lse,
                                      .shape = shape_of(w, turn)};
-    return w->kernels->attention(w->pass->context->stream, &call);
+    TSR_TRY(w->kernels->attention(w->pass->context->stream, &call));
+    return move_lse(w, a->lse, turn, false);
 }
 
 tsr_status tsr_attention_heads(const tsr_pass *pass, const tsr_node *node,
@@ -279,14 +286,14 @@ static tsr_status attend_backward(const work *w, const void *args, int turn)
     const tsr_attention_backward_args call = {.q = value[Q].all[at],
                                               .k = value[K].all[at],
                                               .v = value[V].all[at],
-                                              .o = value[O].all[at],
                                               .d_o = value[D_O].all[at],
-                                              .lse = lse_of(w, a->lse, turn),
+                                              .lse = w->at.lse,
                                               .delta = value[DELTA].all[at],
                                               .dq = value[D_Q].all[at],
                                               .dk = value[D_K].all[at],
                                               .dv = value[D_V].all[at],
                                               .shape = shape_of(w, turn)};
+    TSR_TRY(move_lse(w, a->lse, turn, true));
     return w->kernels->attention_backward(w->pass->context->stream, &call);
 }
 
@@ -295,12 +302,10 @@ tsr_status tsr_attention_heads_backward(const tsr_pass *pass, const tsr_node *no
 {
     work w;
     TSR_TRY(begin(&w, pass, node, &args->shape, true));
-    const float *delta = w.at.own_delta;
-    const values in = {{Q, K, V, D_O, delta ? DELTA : O},
-                       {args->q, args->k, args->v, args->d_o, delta ? delta : args->o},
-                       5};
+    const values in = {
+        {Q, K, V, D_O, DELTA}, {args->q, args->k, args->v, args->d_o, w.at.own_delta}, 5};
     const values out = {{D_Q, D_K, D_V}, {args->dq, args->dk, args->dv}, 3};
-    if (delta && w.own_tokens > 0)
+    if (w.own_tokens > 0)
         TSR_TRY(tsr_attention_own_delta(pass, args, w.at.own_delta));
     return run(&w, &in, &out, attend_backward, args);
 }

@@ -443,7 +443,8 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
     return TSR_OK;
 }
 
-/* Rows of what is kept of the micro-batch that is computed now: of a shared one as many on each rank (attention_shared.h). */
+/* Rows of what is kept of the micro-batch that is computed now. Of a shared one every rank counts those of the rank that has most
+ * (attention_shared.h). */
 static int64_t kept_rows(const tsr_model *model)
 {
     const stage *s = tsr_model_current(model);

@@ -171,7 +171,9 @@ static void cost_sharing(const tsr_costing *c, shared_columns columns, const tsr
 {
     const tsr_work_layer *l = c->layer;
     const tsr_work_amount none = {0, 0};
-    double others = (l->all_tokens - l->tokens) * l->element;
+    /* Of own heads even a rank without rows gets those of others. */
+    double rows = l->head_ranks > 0 ? l->all_tokens / l->head_ranks : l->tokens;
+    double others = (l->all_tokens - rows) * l->element;
     tsr_cost_both(c, attention->term, TSR_WORK_STREAM, none,
                   (tsr_work_amount){0, 2 * tsr_cost_column(c) * columns.copied});
     const tsr_work_op op = {.term = c->again ? TSR_WORK_RECOMPUTE : attention->term,

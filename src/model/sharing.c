@@ -44,12 +44,14 @@ tsr_status tsr_model_prepare_attention(const tsr_model *model, tsr_device *devic
                 continue;
             tsr_attention_bounds bounds =
                 tsr_attention_bounds_of(&block->node[j], tsr_activation_attention(&options));
-            TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
-            if (!tsr_attention_is_shared(&bounds))
-                continue;
             const tsr_attention_sharing sharing = kernels->attention_sharing(&bounds);
-            bounds = tsr_attention_call(&bounds, &sharing);
+            const tsr_attention_bounds call = tsr_attention_call(&bounds, &sharing);
+            bool shared = tsr_attention_is_shared(&bounds);
+            if (shared && sharing.by_heads)
+                bounds.spans = call.spans;
             TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
+            if (shared)
+                TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &call}));
         }
     }
     return TSR_OK;

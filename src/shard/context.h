@@ -2,7 +2,7 @@
  * shard/context.h: the ranks that share micro-batches, and the rows of all of them brought together.
  *
  * Each rank has the rows of its own spans (kernels/spans.h). What needs all rows of a value, as attention does, puts them
- * into their places in the micro-batch, and gets the others' there. Rows are copied; what is added up are integers, or
+ * into their places in the micro-batch, and gets the others' there; or each rank gets some columns of all rows. Rows are copied; what is added up are integers, or
  * words of which one rank alone has any but zeros. So the bits are those of one rank.
  *
  * Order    All ranks of a group make the same calls in the same order, among the other collectives of a run.
@@ -47,17 +47,16 @@ tsr_status tsr_context_gather(tsr_context *context, const tsr_context_rows *rows
 tsr_status tsr_context_mark(tsr_context *context, int mark);
 tsr_status tsr_context_await(tsr_context *context, int mark);
 
-/* A value of a micro-batch, against another division of it: each rank has some columns of all rows in the order of tokens, or
- * all columns of its own rows, piece by piece as the ranks have them. */
+/* A value of a micro-batch, divided in another way: each rank has some columns of all rows, in the order of tokens. `pieces` are own
+ * rows, for each rank with its columns. Rows: as many as tsr_spans_dealt_rows for each rank. */
 typedef struct {
-    void *
-        pieces; /* [ranks, tsr_spans_dealt_rows] rows of row_bytes: of own rows, each rank's columns */
-    void *all; /* [ranks tsr_spans_dealt_rows] rows of row_bytes: own columns */
+    void *pieces; /* [ranks, rows] */
+    void *all;    /* [ranks rows] */
     uint64_t row_bytes;
 } tsr_context_columns;
 
-/* Begins to bring all rows of own columns from the other ranks' pieces; or, back, pieces of own rows from theirs. What is a
- * rank's both ways stays where it is. At most TSR_DEAL_RANGES; else as a gather. */
+/* Begins to bring all rows of own columns from the other ranks' pieces; or, back, pieces of own rows from all rows of theirs. Own
+ * rows of own columns are not moved. At most TSR_DEAL_RANGES; else as a gather. */
 tsr_status tsr_context_deal(tsr_context *context, const tsr_context_columns *columns, int count,
                             int64_t tokens, bool back);
 

@@ -50,8 +50,19 @@ static tsr_status forward_call(void *opaque, tsr_pool *pool)
     return TSR_OK;
 }
 
+/* As kernels want it. */
+static tsr_status check_boundaries(const void *const *arrays, int count)
+{
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)arrays[i] % TSR_ALIGNMENT)
+            return tsr_fail(TSR_EINTERNAL, "array %d is not on %d bytes", i, TSR_ALIGNMENT);
+    return TSR_OK;
+}
+
 static tsr_status forward(tsr_stream *stream, const tsr_attention_args *a)
 {
+    const void *arrays[] = {a->q, a->k, a->v, a->o, a->lse, a->shape.workspace};
+    TSR_TRY(check_boundaries(arrays, 6));
     return tsr_stream_call(stream, forward_call, a, sizeof *a);
 }
 
@@ -109,6 +120,9 @@ static tsr_status dq_call(void *opaque, tsr_pool *pool)
 static tsr_status backward(tsr_stream *stream, const tsr_attention_backward_args *a)
 {
     tsr_stream *rest = stream;
+    const void *arrays[] = {
+        a->q, a->k, a->v, a->o, a->d_o, a->lse, a->dq, a->dk, a->dv, a->delta, a->shape.workspace};
+    TSR_TRY(check_boundaries(arrays, 11));
     if ((a->o != NULL) != way.needs_o)
         return tsr_fail(TSR_EINTERNAL, "o and delta are not as they were asked for");
     if (way.by_heads && tsr_spans_shared(&a->shape.spans))
@@ -291,7 +305,8 @@ static tsr_status run_both(rank_run *r, tsr_context *context, tsr_stream *comput
     const tsr_attention_bounds bounds = tsr_attention_bounds_of(&node, batch.attention);
     take_own(r, &s.spans, own_tokens);
     s.workspace_bytes = tsr_attention_shared_bytes(&kernels, &bounds);
-    s.workspace = new_floats((int64_t)s.workspace_bytes / 4);
+    s.workspace = aligned_alloc(TSR_ALIGNMENT, tsr_align_up(s.workspace_bytes, TSR_ALIGNMENT));
+    assert_non_null(s.workspace);
     memset(s.workspace, 0xff, s.workspace_bytes);
     const tsr_attention_args ahead = ahead_of(&r->own, &s);
     const tsr_attention_backward_args back = back_of(&r->own, &s);
@@ -388,7 +403,7 @@ static void run_random(int32_t ranks_of_heads, int ranks)
     way.kv_heads = 1 + draw(heads);
     while (heads % way.kv_heads)
         way.kv_heads--;
-    way.by_token = draw(2), way.needs_o = draw(4) == 0, way.sums = draw(2);
+    way.by_token = draw(2), way.needs_o = !way.by_heads && draw(4) == 0, way.sums = draw(2);
     run_ranks(&p, ranks);
     free_values(&p.whole);
 }
