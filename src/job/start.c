@@ -11,6 +11,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Through a caller's all-gather all ranks make the same calls; groups of ranks exchange what their rows are long. */
+static tsr_status check_sharers(const tsr_job *job, int shared_by)
+{
+    int ranks = job->view.ranks;
+    if (shared_by == ranks || job->device != job->host ||
+        strcmp(tsr_comm_name(job->world), "callback") != 0)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: context_parallel_size is %d, but the %d ranks meet through the caller's "
+                    "all_gather, and on the CPU groups of them cannot share rows then: write %d "
+                    "or 1, or start the ranks with mpirun",
+                    tsr_config_where(&job->inputs.config, "context_parallel_size"), shared_by,
+                    ranks, ranks);
+}
+
 static tsr_status split(tsr_job *job)
 {
     const tsr_decision *d = &job->decision;
@@ -19,6 +34,8 @@ static tsr_status split(tsr_job *job)
     TSR_TRY(tsr_comm_split(&job->shard, job->world, stream, rank / d->group));
     TSR_TRY(tsr_comm_split(&job->node, job->world, stream, tsr_comm_node(job->world)));
     int shared_by = (int)job->inputs.config.context_parallel_size;
+    if (shared_by > 1)
+        TSR_TRY(check_sharers(job, shared_by));
     if (shared_by > 1)
         TSR_TRY(tsr_comm_split(&job->sharers, job->world, stream, rank / shared_by));
     if (d->replicas == 1)

@@ -98,7 +98,7 @@ int library_all_gather(void *user, const void *send, void *receive, uint64_t byt
         m->calls++;
     pthread_barrier_wait(&m->barrier);
     int failing = m->calls == m->fail_at;
-    for (int i = 0; i < LIBRARY_RANKS && !failing; i++)
+    for (int i = 0; i < (m->ranks ? m->ranks : LIBRARY_RANKS) && !failing; i++)
         if (bytes)
             memcpy((char *)receive + (uint64_t)i * bytes, m->send[i], bytes);
     pthread_barrier_wait(&m->barrier);

@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #define LIBRARY_RANKS 3
+#define LIBRARY_MOST  4
 #define LIBRARY_STEPS 3
 
 extern char library_directory[]; /* of this test: out/, train.jsonl, eval.jsonl */
@@ -43,7 +44,8 @@ extern int library_descriptors_seen;
 /* Ranks that are threads of this process, and meet in an all-gather. */
 typedef struct {
     pthread_barrier_t barrier;
-    const void *send[LIBRARY_RANKS];
+    const void *send[LIBRARY_MOST];
+    int ranks;          /* 0: LIBRARY_RANKS */
     int calls, fail_at; /* rank 0 counts; all fail in that call; 0: none fails */
 } library_meeting;
 

@@ -238,11 +238,11 @@ static void go(const void *what)
     const way *w = what;
     static library_meeting meeting;
     pthread_barrier_t ending;
-    pthread_t threads[LIBRARY_RANKS];
-    part parts[LIBRARY_RANKS];
-    meeting = (library_meeting){.fail_at = w->fail_at};
-    pthread_barrier_init(&meeting.barrier, NULL, LIBRARY_RANKS);
-    pthread_barrier_init(&ending, NULL, LIBRARY_RANKS);
+    pthread_t threads[LIBRARY_MOST];
+    part parts[LIBRARY_MOST];
+    meeting = (library_meeting){.fail_at = w->fail_at, .ranks = w->ranks};
+    pthread_barrier_init(&meeting.barrier, NULL, (unsigned)w->ranks);
+    pthread_barrier_init(&ending, NULL, (unsigned)w->ranks);
     for (int i = 0; i < w->ranks; i++) {
         parts[i] = (part){.way = w, .seat = {&meeting, i}, .ending = &ending};
         if (w->ranks == 1)
@@ -291,6 +291,8 @@ static const way ways[] = {
     {"no meeting at first", "", THREE, .fail_at = 1, .code = 71, .expected = "all_gather"},
     {"no meeting for the board", "", THREE, .fail_at = 4, .code = 71, .expected = "all_gather"},
     /* while it starts */
+    {"two groups that share rows", "context_parallel_size=2", LIBRARY_MOST, .code = 78,
+     .expected = "write 4 or 1"},
     {"a shard cut short", "model_name_or_path=../bad-model", 1, .code = 65, .expected = "00004"},
     {"a broken adapter", "init_adapter=../bad", 1, .code = 65, .expected = "adapter_config"},
     {"a broken checkpoint", "overwrite_output_dir=false resume_from_checkpoint=../bad", 1,
