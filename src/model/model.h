@@ -152,8 +152,9 @@ typedef struct {
 tsr_head_sharing tsr_model_head_sharing(const tsr_model_options *options,
                                         const tsr_layer_program *program);
 
-/* The most of any layer's. */
-int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_programs *programs);
+/* The most groups of any layer, and whether the ranks have heads of their own in any. */
+tsr_head_sharing tsr_model_most_sharing(const tsr_model_options *options,
+                                        const tsr_layer_programs *programs);
 
 /* After the start: who shares micro-batches, as the options' spans say. Borrowed. What they send to each other lies in the scratch. */
 void tsr_model_share(tsr_model *model, tsr_context *context);

@@ -23,12 +23,14 @@ tsr_head_sharing tsr_model_head_sharing(const tsr_model_options *options,
     return out;
 }
 
-int tsr_model_head_groups(const tsr_model_options *options, const tsr_layer_programs *programs)
+tsr_head_sharing tsr_model_most_sharing(const tsr_model_options *options,
+                                        const tsr_layer_programs *programs)
 {
-    int most = 1;
+    tsr_head_sharing most = {.groups = 1};
     for (int i = 0; i < programs->count; i++) {
-        int groups = tsr_model_head_sharing(options, &programs->program[i]).groups;
-        most = groups > most ? groups : most;
+        tsr_head_sharing one = tsr_model_head_sharing(options, &programs->program[i]);
+        most.groups = one.groups > most.groups ? one.groups : most.groups;
+        most.by_heads |= one.by_heads;
     }
     return most;
 }

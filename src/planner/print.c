@@ -290,6 +290,7 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
 {
     const tsr_layout *layout = &inputs->layout;
     const tsr_memory_plan *memory = &d->memory;
+    const tsr_head_sharing heads = tsr_model_most_sharing(&d->model, d->programs);
     tsr_text_printf(
         out,
         "{\"ranks\":%d,\"shard_group_size\":%d,\"replicas\":%d,"
@@ -301,15 +302,16 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
         "\"offloaded_layers\":%d,\"optimizer_offload\":%s,"
         "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d,\"tile_rows\":%" PRId64
-        ",\"context_parallel_size\":%d,\"rank_tokens\":%" PRId64 ",\"head_groups\":%d",
+        ",\"context_parallel_size\":%d,\"rank_tokens\":%" PRId64
+        ",\"head_groups\":%d,\"heads_of_ranks\":%s",
         view->ranks, d->group, d->replicas, d->plan->hash, memory->total[TSR_PLACE_DEVICE],
         memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE], d->reserve, d->budget,
         d->host_budget, layout->parameter_count, layout->trainable_count, base_compute(d),
         d->plan->options.slots, d->offloaded_count > 0 ? "true" : "false", d->offloaded_count,
         d->state_offloaded ? "true" : "false", d->plan->chunk_count,
         d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1,
-        tsr_decide_tile_rows(d), d->model.spans.ranks, d->model.bounds.tokens,
-        tsr_model_head_groups(&d->model, d->programs));
+        tsr_decide_tile_rows(d), d->model.spans.ranks, d->model.bounds.tokens, heads.groups,
+        heads.by_heads ? "true" : "false");
     print_json_experts(out, layout);
     tsr_text_puts(out, ",\n\"units\":[");
     for (int i = 0; i < layout->plan_unit_count; i++) {
@@ -417,13 +419,15 @@ static void print_context(tsr_text *out, const tsr_decision *d, const tsr_inputs
     if (out->length == before)
         return;
     tsr_text_puts(out, " (context_parallel_size)\n");
-    int groups = tsr_model_head_groups(&d->model, d->programs);
-    if (groups > 1)
+    tsr_head_sharing heads = tsr_model_most_sharing(&d->model, d->programs);
+    if (heads.by_heads)
+        tsr_text_puts(out, "for attention each rank has all rows of key heads of its own\n");
+    if (heads.groups > 1)
         tsr_text_printf(
             out,
             "attention runs in %d groups of key heads; ranks exchange the rows of the next group "
             "meanwhile\n",
-            groups);
+            heads.groups);
 }
 
 static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,

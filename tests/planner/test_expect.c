@@ -601,7 +601,7 @@ static tsr_expectation expect_shared(int64_t tokens, int64_t span, int ranks, do
     speeds.value[TSR_SPEED_LINK] = link;
     decide_on(&d, &inputs, text, ranks, ranks, TSR_BUDGET_UNKNOWN, &speeds);
     tsr_expectation e = d.expected;
-    *groups = tsr_model_head_groups(&d.model, d.programs);
+    *groups = tsr_model_most_sharing(&d.model, d.programs).groups;
     tsr_decision_free(&d);
     tsr_inputs_close(&inputs);
     return e;

@@ -328,6 +328,7 @@ static void test_context(void **state)
          "2 ranks share each micro-batch of more than 48 tokens, span by span: of 128 tokens each "
          "has at most 80 (context_parallel_size)",
          NULL},
+        {64, 2, 64, 1, "for attention each rank has all rows of key heads of its own", NULL},
         {16, 3, 48, 2, "attention runs in 2 groups of key heads", NULL},
         {128, 2, 128, 1, "of more than 128 tokens, but none has more than 128 (",
          "configuration:5: context_parallel_size is 2, but no micro-batch has more than "
@@ -349,6 +350,8 @@ static void test_context(void **state)
         assert_int_equal(number(p, "context_parallel_size"), cases[i].ranks);
         assert_int_equal(number(p, "rank_tokens"), cases[i].tokens);
         assert_int_equal(number(p, "head_groups"), cases[i].groups);
+        assert_true(json_is_true(json_object_get(p, "heads_of_ranks")) ==
+                    (strstr(text, "heads of its own") != NULL));
         if (cases[i].warning ? !strstr(warnings, cases[i].warning) : warnings[0])
             fail_msg("%s: '%s'", keys, warnings);
         json_decref(p);
