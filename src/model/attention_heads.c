@@ -3,9 +3,9 @@
  *
  * Rows become heads, and heads rows: a rank has pieces of its own rows for each other rank's heads, which land among all rows
  * there, in the order of tokens; results come back the same way. The kernels' calls are those of a micro-batch that is not
- * shared. Some key heads with their query heads go at a time: a turn, of which every rank has as many. While one is computed
- * the rows of the next one arrive, and the results of the last one leave; so two turns of what is computed with lie in the
- * node's workspace, which is the same on every rank: so copy engines do it, where they can (comm/comm.h).
+ * shared. Some key heads with their query heads go at a time: a turn. Every rank has the same number of turns. While one is
+ * computed the rows of the next one arrive, and the results of the last one leave, so the node's workspace holds two turns of
+ * these values. They lie at the same places on every rank, so that copy engines do it where they can (comm/comm.h).
  *
  *     comm       rows of 0 | rows of 1              | results of 0, rows of 2 | results of 1 ..
  *     compute                turn 0                 | turn 1                  | turn 2 ..
