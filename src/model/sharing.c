@@ -16,9 +16,10 @@ tsr_head_sharing tsr_model_head_sharing(const tsr_model_options *options,
             continue;
         const tsr_attention_bounds bounds = tsr_attention_bounds_of(
             &program->block->node[j], tsr_activation_attention(&activation));
+        if (!tsr_attention_is_shared(&bounds))
+            continue;
         const tsr_attention_sharing sharing = options->kernels->attention_sharing(&bounds);
-        if (tsr_attention_is_shared(&bounds))
-            out = (tsr_head_sharing){tsr_attention_calls(&bounds, &sharing), sharing.by_heads};
+        out = (tsr_head_sharing){tsr_attention_calls(&bounds, &sharing), sharing.by_heads};
     }
     return out;
 }
@@ -46,14 +47,14 @@ tsr_status tsr_model_prepare_attention(const tsr_model *model, tsr_device *devic
                 continue;
             tsr_attention_bounds bounds =
                 tsr_attention_bounds_of(&block->node[j], tsr_activation_attention(&options));
-            const tsr_attention_sharing sharing = kernels->attention_sharing(&bounds);
-            const tsr_attention_bounds call = tsr_attention_call(&bounds, &sharing);
-            bool shared = tsr_attention_is_shared(&bounds);
-            if (shared && sharing.by_heads)
-                bounds.spans = call.spans;
-            TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
-            if (shared)
+            if (tsr_attention_is_shared(&bounds)) {
+                const tsr_attention_sharing sharing = kernels->attention_sharing(&bounds);
+                const tsr_attention_bounds call = tsr_attention_call(&bounds, &sharing);
                 TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &call}));
+                if (sharing.by_heads)
+                    bounds.spans = call.spans;
+            }
+            TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
         }
     }
     return TSR_OK;

@@ -437,9 +437,12 @@ static void groups_run_as_all_heads(void **state)
                                         .dtype = TSR_BF16,
                                         .train = true};
         const tsr_attention_sharing sharing = tsr_attention_sharing_cuda(&b);
-        assert_int_equal(b.kv_heads % sharing.kv_heads, 0);
-        assert_true(sharing.kv_heads == b.kv_heads ||
-                    (!sharing.needs_o && b.tokens / 128 / 2 * sharing.kv_heads >= 256));
+        int32_t all = sharing.by_heads ? b.kv_heads / 2 : b.kv_heads;
+        int64_t blocks = b.tokens / 128 * sharing.kv_heads / (sharing.by_heads ? 1 : 2);
+        assert_int_equal(sharing.by_heads, !sharing.needs_o && b.kv_heads % 2 == 0);
+        assert_int_equal(all % sharing.kv_heads, 0);
+        assert_true(sharing.kv_heads == all ||
+                    (!sharing.needs_o && blocks >= (sharing.by_heads ? 512 : 256)));
         for (int32_t heads = 1; heads < b.kv_heads && !sharing.needs_o; heads *= 2)
             check_group(&b, heads);
     }
