@@ -119,13 +119,8 @@ static tsr_status begin(work *w, const tsr_pass *pass, const tsr_node *node,
                 .tokens = s->tokens,
                 .own_tokens = pass->batch->tokens};
     w->at = lay_out(s->workspace, w->kernels, &bounds, s->tokens, backward);
-    if (w->at.room.bytes > s->workspace_bytes)
-        return tsr_fail(TSR_EINTERNAL, "shared attention needs %llu bytes, %llu are there",
-                        (unsigned long long)w->at.room.bytes,
-                        (unsigned long long)s->workspace_bytes);
-    w->shape.q_heads = w->at.call.q_heads;
-    w->shape.kv_heads = w->at.call.kv_heads;
-    w->shape.all_kv_heads = w->at.call.all_kv_heads;
+    TSR_TRY(tsr_attention_fits(&w->at.room, s));
+    tsr_attention_give_heads(&w->shape, &w->at.call);
     w->shape.spans = w->at.call.spans;
     w->shape.workspace = w->at.workspace;
     w->shape.workspace_bytes = w->at.workspace_bytes;

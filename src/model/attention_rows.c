@@ -117,13 +117,8 @@ static tsr_status begin(work *w, const tsr_pass *pass, const tsr_node *node,
                 .context = pass->batch->shared,
                 .shape = *s};
     w->at = lay_out(s->workspace, w->kernels, &bounds, s->tokens, pass->batch->tokens, backward);
-    if (w->at.room.bytes > s->workspace_bytes)
-        return tsr_fail(TSR_EINTERNAL, "shared attention needs %llu bytes, %llu are there",
-                        (unsigned long long)w->at.room.bytes,
-                        (unsigned long long)s->workspace_bytes);
-    w->shape.q_heads = w->at.group.q_heads;
-    w->shape.kv_heads = w->at.group.kv_heads;
-    w->shape.all_kv_heads = w->at.group.all_kv_heads;
+    TSR_TRY(tsr_attention_fits(&w->at.room, s));
+    tsr_attention_give_heads(&w->shape, &w->at.group);
     w->by_token = w->kernels->attention_lse_by_token(w->stream, &w->shape);
     return TSR_OK;
 }

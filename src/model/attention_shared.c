@@ -35,6 +35,21 @@ tsr_status tsr_attention_own_delta(const tsr_pass *pass, const tsr_attention_bac
     return pass->context->kernels->attention_delta(pass->context->stream, &delta);
 }
 
+tsr_status tsr_attention_fits(const tsr_attention_room *room, const tsr_attention_shape *shape)
+{
+    if (room->bytes <= shape->workspace_bytes)
+        return TSR_OK;
+    return tsr_fail(TSR_EINTERNAL, "shared attention needs %llu bytes, %llu are there",
+                    (unsigned long long)room->bytes, (unsigned long long)shape->workspace_bytes);
+}
+
+void tsr_attention_give_heads(tsr_attention_shape *shape, const tsr_attention_bounds *call)
+{
+    shape->q_heads = call->q_heads;
+    shape->kv_heads = call->kv_heads;
+    shape->all_kv_heads = call->all_kv_heads;
+}
+
 tsr_frozen tsr_attention_sinks(tsr_frozen all, int64_t first)
 {
     if (all.data)

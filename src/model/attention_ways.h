@@ -27,6 +27,10 @@ tsr_status tsr_attention_move(const tsr_pass *pass, const tsr_attention_columns 
 tsr_status tsr_attention_own_delta(const tsr_pass *pass, const tsr_attention_backward_args *args,
                                    float *out);
 
+/* What a direction lays out fits, and the heads of a call in a shape that has had all of them. */
+tsr_status tsr_attention_fits(const tsr_attention_room *room, const tsr_attention_shape *shape);
+void tsr_attention_give_heads(tsr_attention_shape *shape, const tsr_attention_bounds *call);
+
 /* The sinks of `heads` query heads from the first on. */
 tsr_frozen tsr_attention_sinks(tsr_frozen all, int64_t first);
 

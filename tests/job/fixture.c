@@ -426,6 +426,21 @@ void job_assert_part(const job_result *whole, const job_result *part, int after,
         fail_msg("%s: the adapter files differ", what);
 }
 
+void job_check_resumed(const job_result *whole, size_t kind, const char *name, job_run_kind *run)
+{
+    static const char saves[] = "save_strategy: steps\nsave_steps: 1\n";
+    static const char again[] =
+        "save_strategy: steps\nsave_steps: 1\nresume_from_checkpoint: true\n";
+    job_result first, second;
+    run(&first, job_ranks(2), kind, saves, "parts", &(job_event){.stop_after = 1});
+    assert_true(first.stopped);
+    run(&second, 1, kind, again, "parts", NULL);
+    assert_true(second.resumed > 0);
+    job_assert_part(whole, &second, (int)second.resumed, true, name);
+    job_result_free(&first);
+    job_result_free(&second);
+}
+
 void job_assert_resumed(const job_result *whole, int saved, const char *before, int resumed,
                         const char *after)
 {

@@ -99,6 +99,20 @@ void job_result_free(job_result *result);
 void job_assert_part(const job_result *whole, const job_result *part, int after, bool adapter,
                      const char *what);
 
+/* A job of many kinds, each in a directory of its own below `output`. */
+typedef void job_run_kind(job_result *out, int ranks, size_t kind, const char *more,
+                          const char *output, const job_event *event);
+
+/* Stopped after a step on two ranks, and gone on with on one: the bits of no stop. */
+void job_check_resumed(const job_result *whole, size_t kind, const char *name, job_run_kind *run);
+
+/* Sanitizers are slow: there one kind has the one half of what is checked, the next one the other. */
+#ifdef TSR_SANITIZED
+#define HAS_HALF(kind, half) ((kind) % 2 == (half))
+#else
+#define HAS_HALF(kind, half) true
+#endif
+
 /* Stops `before` after step 3 of 6 on `saved` ranks and resumes it with `after` on `resumed`: together they must have the bits of
  * `whole`. */
 void job_assert_resumed(const job_result *whole, int saved, const char *before, int resumed,

@@ -83,29 +83,6 @@ static void run_kind(job_result *out, int ranks, size_t kind, const char *more, 
         fail_msg("%s: %s", kinds[kind].name, out->message);
 }
 
-/* Sanitizers are slow: there one kind has the one half of what follows, the next one the other. */
-#ifdef TSR_SANITIZED
-#define HAS_HALF(kind, half) ((kind) % 2 == (half))
-#else
-#define HAS_HALF(kind, half) true
-#endif
-
-/* Stopped on two ranks, and gone on with on one: the bits of no stop. */
-static void resume_kind(const job_result *whole, size_t kind)
-{
-    static const char saves[] = "save_strategy: steps\nsave_steps: 1\n";
-    job_result first, second;
-    tsr_auto_text again = {0};
-    run_kind(&first, job_ranks(2), kind, saves, "parts", &(job_event){.stop_after = 1});
-    assert_true(first.stopped);
-    tsr_text_printf(&again, "%sresume_from_checkpoint: true\n", saves);
-    run_kind(&second, 1, kind, tsr_text_string(&again), "parts", NULL);
-    assert_true(second.resumed > 0);
-    job_assert_part(whole, &second, (int)second.resumed, true, kinds[kind].name);
-    job_result_free(&first);
-    job_result_free(&second);
-}
-
 /* Each learns, has the bits of one rank on three, and those of no stop after one. A fresh adapter is its own reference. */
 static void test_kinds(void **state)
 {
@@ -125,7 +102,7 @@ static void test_kinds(void **state)
             job_result_free(&three);
         }
         if (HAS_HALF(kind, 1))
-            resume_kind(&one, kind);
+            job_check_resumed(&one, kind, kinds[kind].name, run_kind);
         job_result_free(&one);
     }
 }

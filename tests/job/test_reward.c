@@ -271,28 +271,6 @@ static void run_long(job_result *out, int ranks, size_t kind, const char *more)
     run_long_kind(out, ranks, kind, more, "long", NULL, job_tokens(1));
 }
 
-/* Sanitizers are slow: there one kind has the one half of what follows, the next one the other. */
-#ifdef TSR_SANITIZED
-#define HAS_HALF(kind, half) ((kind) % 2 == (half))
-#else
-#define HAS_HALF(kind, half) true
-#endif
-
-/* Stopped on two ranks, and gone on with on one: the bits of no stop. */
-static void resume_kind(const job_result *whole, size_t kind)
-{
-    static const char saves[] = "save_strategy: steps\nsave_steps: 1\n";
-    job_result first, second;
-    tsr_auto_text again = {0};
-    run_kind(&first, job_ranks(2), kind, saves, "parts", &(job_event){.stop_after = 1});
-    assert_true(first.stopped);
-    tsr_text_printf(&again, "%sresume_from_checkpoint: true\n", saves);
-    run_kind(&second, 1, kind, tsr_text_string(&again), "parts", NULL);
-    assert_true(second.resumed > 0);
-    job_assert_part(whole, &second, (int)second.resumed, true, kinds[kind].name);
-    job_result_free(&first), job_result_free(&second);
-}
-
 static void spread_kind(const job_result *whole, size_t kind)
 {
     job_result three;
@@ -322,7 +300,7 @@ static void test_kinds(void **state)
         if (HAS_HALF(kind / 2, 0))
             spread_kind(&one, kind);
         if (HAS_HALF(kind / 2, 1))
-            resume_kind(&one, kind);
+            job_check_resumed(&one, kind, kinds[kind].name, run_kind);
         job_result_free(&one);
     }
 }
