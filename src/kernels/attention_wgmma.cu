@@ -5,7 +5,8 @@
  *          of them, head after head. Two groups of four warps have 64 keys each: their dk and dv in 128 registers, scores and
  *          their gradients transposed, keys by queries, so that P is the left operand of dv as it lies in registers. dS goes
  *          through shared memory: both groups need it whole for dq, 64 columns each. One thread of a third group fetches.
- *          The first keys of the tokens, which most queries see, go first.
+ *          Blocks with most tiles go first, so that multiprocessors end together: in turn of the tokens, 4 documents of 2048 with 4
+ *          key heads take 1.45 times as long.
  * Overlap  While P is made of the scores of a tile, dP is multiplied, while dS is made dv, and while the share of dq becomes
  *          integers and leaves, dk. One barrier of both groups a tile: dS is written.
  * Shares   A warp adds its 16 x 64 part of a tile to memory by one copy of 4 KB from shared memory.
@@ -448,21 +449,6 @@ static __device__ __forceinline__ void store_keys(void *out, const float sum[16]
 
 /* ---- the kernel ---- */
 
-/* Of a query head. */
-static __device__ __forceinline__ int tiles_of(const attention_block *b)
-{
-    const attention_call *c = &b->w->call;
-    if (is_own(c, b->first))
-        return (b->last - b->start + QUERIES - 1) / QUERIES;
-    int tiles = 0;
-    for (int query = b->start, end; query < b->last;
-         query = needed_query(c, b->first, end, b->last)) {
-        end = span_end(c, query, b->last);
-        tiles += (end - query + QUERIES - 1) / QUERIES;
-    }
-    return tiles;
-}
-
 static __device__ __forceinline__ attention_block block_of(const attention_wgmma_work *w,
                                                            uint32_t memory, uint32_t barriers)
 {
@@ -473,11 +459,10 @@ static __device__ __forceinline__ attention_block block_of(const attention_wgmma
     b.empty_o = b.empty_q + 8 * STAGES;
     b.used = used_tokens(&w->call);
     b.kv_head = w->first_kv + (int)blockIdx.x % w->kv_count;
-    b.first = (int)blockIdx.x / w->kv_count * KEYS;
-    b.end = min(b.first + KEYS, b.used);
-    b.last = b.first < b.end ? end_query(&w->call, b.end - 1) : b.first;
-    b.start = needed_query(&w->call, b.first, b.first, b.last);
-    b.tiles = tiles_of(&b);
+    attention_wgmma_keys keys =
+        attention_wgmma_keys_at(&w->call, w->order[blockIdx.x / w->kv_count] * KEYS);
+    b.first = keys.first, b.end = keys.end, b.start = keys.start, b.last = keys.last;
+    b.tiles = keys.tiles;
     b.count = b.tiles * (w->call.q_heads / w->call.kv_heads);
     return b;
 }
@@ -584,6 +569,7 @@ static void lay_out(attention_wgmma_work *w, attention_room *room, int64_t token
     w->delta = (float *)take(room, rows, sizeof(float));
     w->row_unit = (float *)take(room, rows, sizeof(float));
     w->most = (unsigned *)take(room, (int64_t)attention_bounds_bytes((int)kv_heads, DIM), 1);
+    w->order = (int *)take(room, padded_tokens(tokens) / KEYS, sizeof(int));
     w->sum = (int32_t *)take(room, 0, 0);
 }
 
@@ -682,6 +668,7 @@ tsr_status tsr_attention_backward_wgmma(tsr_stream *stream, const tsr_attention_
     backward_kernel *kernel = w.call.span ? backward_blocks<true> : backward_blocks<false>;
     TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, BYTES, op));
     TSR_TRY(attention_bound_keys(stream, &w.call, a->k, a->v, w.most));
+    TSR_TRY(attention_wgmma_order(stream, &w));
     for (int count = w.kv_count; w.first_kv < s->kv_heads; w.first_kv += count) {
         w.kv_count = s->kv_heads - w.first_kv < count ? s->kv_heads - w.first_kv : count;
         TSR_TRY(attention_wgmma_begin(stream, &w, a));

@@ -23,6 +23,7 @@ typedef struct {
     float *lse, *delta,
         *row_unit;  /* [Hq, padded]; lse in base 2, of no document inf; row_unit: of dq's sums */
     unsigned *most; /* [Hkv, dim + 1], as attention_bound_keys leaves it */
+    int *order;     /* [padded / TSR_WGMMA_KEYS]: blocks of keys, those with most tiles first */
     int32_t *sum;   /* [heads of a launch, padded / 64, tile] */
 } attention_wgmma_work;
 
@@ -53,7 +54,27 @@ static __device__ __forceinline__ float attention_wgmma_column_unit(const attent
     return attention_wgmma_unit(__uint_as_float(attention_wgmma_most(w, kv_head)[column]), 0);
 }
 
-/* attention_wgmma_ends.cu: before and after each launch. */
+/* A block of keys, and the queries [start, last) that see one of them, in so many tiles. */
+typedef struct {
+    int first, end, start, last, tiles; /* keys [first, end) */
+} attention_wgmma_keys;
+
+static __device__ __forceinline__ attention_wgmma_keys
+attention_wgmma_keys_at(const attention_call *c, int first)
+{
+    attention_wgmma_keys keys = {first, min(first + TSR_WGMMA_KEYS, used_tokens(c))};
+    keys.last = first < keys.end ? end_query(c, keys.end - 1) : first;
+    keys.start = needed_query(c, first, first, keys.last);
+    for (int query = keys.start, end; query < keys.last;
+         query = needed_query(c, first, end, keys.last)) {
+        end = is_own(c, first) ? keys.last : span_end(c, query, keys.last);
+        keys.tiles += (end - query + TSR_WGMMA_QUERIES - 1) / TSR_WGMMA_QUERIES;
+    }
+    return keys;
+}
+
+/* attention_wgmma_ends.cu: once a call, the order; and before and after each launch. */
+tsr_status attention_wgmma_order(tsr_stream *stream, const attention_wgmma_work *w);
 tsr_status attention_wgmma_begin(tsr_stream *stream, const attention_wgmma_work *w,
                                  const tsr_attention_backward_args *args);
 tsr_status attention_wgmma_end(tsr_stream *stream, const attention_wgmma_work *w, void *dq);

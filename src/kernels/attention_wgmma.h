@@ -36,7 +36,7 @@ bool tsr_attention_wgmma_fits(const tsr_attention_bounds *bounds);
 #define TSR_WGMMA_BLOCKS 256
 
 /* What it needs within the bounds: 512 bytes a token and query head, at most TSR_WGMMA_SUM_BYTES of them or what the query
- * heads of one key head take (key heads then go one group after the other); and 12 bytes a token and query head. */
+ * heads of one key head take (key heads then go one group after the other); 12 bytes a token and query head; and 4 a block of keys. */
 #define TSR_WGMMA_SUM_BYTES ((uint64_t)1280 << 20)
 uint64_t tsr_attention_wgmma_workspace_bytes(const tsr_attention_bounds *bounds);
 

@@ -1,6 +1,6 @@
 /*
- * attention_wgmma_ends.cu: contract attention_wgmma.h: before its kernel the units of dq's sums, delta and zeros;
- * after it dq of the sums.
+ * attention_wgmma_ends.cu: contract attention_wgmma.h: before its kernel the order of its blocks, the units of dq's sums,
+ * delta and zeros; after it dq of the sums.
  *
  * Cost     for a token and query head o, do and the sum, 1024 bytes, then the sum and dq, 768
  */
@@ -58,6 +58,34 @@ static __global__ void __launch_bounds__(THREADS)
     w.lse[row] = valid ? lse[at] * LOG2_E : INFINITY;
     w.delta[row] = product;
     w.row_unit[row] = attention_wgmma_unit(bound * MARGIN, 31);
+}
+
+/* A thread finds the place of one block of keys among all: behind those with more tiles, and those before it with as many. Every
+ * block of threads counts all tiles, some at a time. */
+static __global__ void __launch_bounds__(THREADS) order_keys(attention_wgmma_work w)
+{
+    tsr_kernel_begin();
+    __shared__ int tiles[THREADS];
+    int count = w.padded / TSR_WGMMA_KEYS, own = (int)(blockIdx.x * THREADS + threadIdx.x);
+    int mine = attention_wgmma_keys_at(&w.call, min(own, count) * TSR_WGMMA_KEYS).tiles, place = 0;
+    for (int first = 0; first < count; first += THREADS) {
+        int other = first + (int)threadIdx.x;
+        __syncthreads();
+        tiles[threadIdx.x] =
+            other < count ? attention_wgmma_keys_at(&w.call, other * TSR_WGMMA_KEYS).tiles : -1;
+        __syncthreads();
+        for (int i = 0; i < THREADS; i++)
+            place += tiles[i] > mine || (tiles[i] == mine && first + i < own);
+    }
+    if (own < count)
+        w.order[place] = own;
+}
+
+tsr_status attention_wgmma_order(tsr_stream *stream, const attention_wgmma_work *w)
+{
+    unsigned blocks = tsr_blocks(w->padded / TSR_WGMMA_KEYS, THREADS);
+    TSR_LAUNCH(order_keys, blocks, THREADS, stream, *w);
+    return tsr_launched("attention_backward");
 }
 
 tsr_status attention_wgmma_begin(tsr_stream *stream, const attention_wgmma_work *w,
