@@ -29,7 +29,7 @@
 #define MAX_PLANS   (16 * TSR_KERNELS_TURNS)
 
 /* From where on the own backward is faster. */
-#define LEAST_LONGEST 2048
+#define LEAST_LONGEST 512
 #define OWN_DIM       128
 
 /* Heads up to which attention_own.cu's backward is faster over long documents than tiles. */
@@ -136,13 +136,11 @@ static bool has_heads(const tsr_attention_bounds *b)
 }
 
 /* Whether attention_wgmma.h's backward takes less time than cuDNN's deterministic one, as measured on an H200
- * (docs/performance.md, "What the same bits cost"): heads of 128, from two of its blocks for each multiprocessor on, if query
- * heads share a key head. */
+ * (docs/performance.md, "What the same bits cost"): heads of 128, from two of its blocks for each multiprocessor on. */
 static bool is_faster(const tsr_attention_bounds *b)
 {
     int64_t blocks = b->tokens / TSR_WGMMA_KEYS * b->kv_heads;
-    return b->head_dim == OWN_DIM && blocks >= TSR_WGMMA_BLOCKS && b->longest >= LEAST_LONGEST &&
-           b->q_heads > b->kv_heads;
+    return b->head_dim == OWN_DIM && blocks >= TSR_WGMMA_BLOCKS && b->longest >= LEAST_LONGEST;
 }
 
 /* What the forward needs. */

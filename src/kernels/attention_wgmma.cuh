@@ -23,7 +23,7 @@ typedef struct {
     float *lse, *delta,
         *row_unit;  /* [Hq, padded]; lse in base 2, of no document inf; row_unit: of dq's sums */
     unsigned *most; /* [Hkv, dim + 1], as attention_bound_keys leaves it */
-    int *order;     /* [padded / TSR_WGMMA_KEYS]: blocks of keys, those with most tiles first */
+    int *order;     /* [padded / TSR_WGMMA_KEYS]: blocks of keys, most tiles first; NULL: in turn */
     int32_t *sum;   /* [heads of a launch, padded / 64, tile] */
 } attention_wgmma_work;
 

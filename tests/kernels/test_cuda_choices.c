@@ -351,8 +351,10 @@ static void workspaces_are_bounded(void **state)
         /* heads of 128 */
         b.head_dim = 128, b.train = true, b.atomics = false;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
-        assert_int_equal(cut.own_bytes > 0, longest >= 2048);
+        assert_true(cut.own_bytes > 0);
         assert_true(tsr_attention_workspace_bytes_cuda(&b) <= repeatable + (64 << 20));
+        b.longest = 256, b.documents = 64; /* where cuDNN's takes less time */
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES) && cut.own_bytes == 0);
     }
 }
 
