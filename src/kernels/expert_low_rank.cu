@@ -110,6 +110,7 @@ tsr_expert_low_rank_backward_cuda(tsr_stream *stream, const tsr_expert_low_rank_
     TSR_TRY(tsr_expert_low_rank_backward_check(args));
     bool in_vectors = args->dtype == TSR_BF16 && args->in % TSR_VECTOR == 0 &&
                       args->out % TSR_VECTOR == 0 && (uintptr_t)args->db % 8 == 0 &&
+                      args->rows.experts <= TSR_EXPERTS_MOST &&
                       tsr_vectors(args->r, args->x, args->dz, args->low, args->d_low);
     return args->rows.most && in_vectors ? tsr_expert_low_rank_backward_mma(stream, args)
                                          : add_plainly(stream, args);
