@@ -2,8 +2,7 @@
  * combine.cu: contract combine.h; reference combine_ref.c.
  *
  * Split    combine: a thread has 8 columns of a token and asks for them of up to 8 experts' rows before it
- *          adds the first. combine_backward: a warp has a slot, four vectors a lane of each row under way;
- *          the row is scaled on the way, since p is known.
+ *          adds the first. combine_backward: a warp has a slot.
  * Sums     combine in the order of j; dp by lanes, then over the warp, as the width alone says.
  * Cost     as in combine.h. Rows of a token lie apart, each in one piece.
  */
@@ -13,7 +12,6 @@
 #define WARPS   (THREADS / TSR_WARP)
 #define BLOCKS  3 /* on a multiprocessor */
 #define AHEAD   8 /* experts' rows under way */
-#define TURNS   4 /* vectors of a row under way */
 
 /* Elements of a row from vector `unit` on, at most eight, at least none. */
 static __device__ __forceinline__ int left_of(int64_t width, int64_t unit)
@@ -94,44 +92,6 @@ extern "C" tsr_status tsr_combine_cuda(tsr_stream *stream, const tsr_combine_arg
 
 /* ---- its backward ---- */
 
-/* <act, dact> of a row, a lane's part; and dact_out = p dact. */
-static __device__ __forceinline__ float scale_row(const tsr_combine_backward_args *a, int64_t row,
-                                                  float p, tsr_dtype dtype, bool whole)
-{
-    int64_t at = row * a->inner, units = (a->inner + TSR_VECTOR - 1) / TSR_VECTOR;
-    float sum = 0;
-    for (int64_t unit = threadIdx.x % TSR_WARP; unit < units; unit += TURNS * TSR_WARP) {
-        tsr_raw8 act[TURNS], dact[TURNS];
-#pragma unroll
-        for (int i = 0; i < TURNS; i++) {
-            int64_t of = unit + i * TSR_WARP;
-            int count = left_of(a->inner, of);
-            dact[i] = count ? tsr_raw_load(a->dact, at + of * TSR_VECTOR, count, dtype, whole)
-                            : no_vector();
-            act[i] = count && a->dp
-                         ? tsr_raw_load(a->act, at + of * TSR_VECTOR, count, dtype, whole)
-                         : no_vector();
-        }
-#pragma unroll
-        for (int i = 0; i < TURNS; i++) {
-            int64_t of = unit + i * TSR_WARP;
-            float x[TSR_VECTOR], y[TSR_VECTOR];
-            if (of >= units)
-                break;
-            tsr_raw_widen(x, act[i], dtype);
-            tsr_raw_widen(y, dact[i], dtype);
-#pragma unroll
-            for (int j = 0; j < TSR_VECTOR; j++) {
-                sum = fmaf(x[j], y[j], sum);
-                y[j] *= p;
-            }
-            tsr_raw_store(a->dact_out, at + of * TSR_VECTOR, left_of(a->inner, of), y, dtype,
-                          whole);
-        }
-    }
-    return sum;
-}
-
 /* A lane's part of <bias, dy>. */
 static __device__ __forceinline__ float bias_product(const tsr_combine_backward_args *a,
                                                      int64_t slot, tsr_dtype dtype, bool whole)
@@ -150,29 +110,19 @@ static __device__ __forceinline__ float bias_product(const tsr_combine_backward_
     return sum;
 }
 
-static __device__ __forceinline__ void backward_body(const tsr_combine_backward_args *a,
-                                                     const bool *bias_whole, tsr_dtype dtype,
-                                                     bool whole)
+static __device__ __forceinline__ void
+backward_body(const tsr_combine_backward_args *a, const int64_t *slots, tsr_dtype dtype, bool whole)
 {
     int64_t slot = (int64_t)blockIdx.x * WARPS + threadIdx.x / TSR_WARP;
-    if (slot >= a->tokens * a->k)
+    if (slot >= *slots)
         return;
-    int64_t row = a->row[slot];
-    float sum = 0;
-    if (row >= 0) {
-        sum = scale_row(a, row, a->p ? a->p[slot] : 1, dtype, whole);
-        if (a->dp && a->bias.data)
-            sum += *bias_whole ? bias_product(a, slot, dtype, true)
-                               : bias_product(a, slot, dtype, false);
-    }
-    if (!a->dp)
-        return;
+    float sum = a->row[slot] < 0 ? 0 : bias_product(a, slot, dtype, whole);
     sum = tsr_warp_sum(sum);
     if (threadIdx.x % TSR_WARP == 0)
         a->dp[slot] = sum;
 }
 
-TSR_KERNELS_OF(combine_backward, backward_body, tsr_combine_backward_args, bool, THREADS, BLOCKS)
+TSR_KERNELS_OF(combine_backward, backward_body, tsr_combine_backward_args, int64_t, THREADS, BLOCKS)
 
 extern "C" tsr_status tsr_combine_backward_cuda(tsr_stream *stream,
                                                 const tsr_combine_backward_args *args)
@@ -180,9 +130,9 @@ extern "C" tsr_status tsr_combine_backward_cuda(tsr_stream *stream,
     TSR_TRY(tsr_combine_backward_check(args));
     if (args->tokens == 0)
         return TSR_OK;
-    bool whole = tsr_vectors(args->inner, args->dact, args->dact_out, args->dp ? args->act : NULL);
-    bool bias_whole = tsr_vectors(args->h, args->bias.data, args->dy);
-    unsigned blocks = tsr_blocks(args->tokens * args->k, WARPS);
-    TSR_LAUNCH_OF(combine_backward, whole, args->dtype, blocks, THREADS, stream, *args, bias_whole);
+    bool whole = tsr_vectors(args->h, args->bias.data, args->dy);
+    int64_t slots = args->tokens * args->k;
+    TSR_LAUNCH_OF(combine_backward, whole, args->dtype, tsr_blocks(slots, WARPS), THREADS, stream,
+                  *args, slots);
     return tsr_launched("combine_backward");
 }

@@ -1,16 +1,13 @@
 /*
- * kernels/combine.h: the outputs of a token's experts summed, and the backward through that sum.
+ * kernels/combine.h: the outputs of a token's experts summed, and what biases add to the backward of that.
  *
  *     combine            y[t, :] = sum over j of p[t, j] z[row[t, j], :]      in the order of j, in fp32,
  *                        rounded once. A slot that was left out (row -1) adds nothing
- *     combine_backward   with z = act W_down^T + bias and dz = p dy of the row's token. Given
- *                        dact = dy W_down (not scaled by p), so that z need not be kept:
- *                            dp[t, j] = <act[r, :], dact[r, :]> + <bias[e, :], dy[t, :]>,  r = row[t, j]
- *                            dact[r, :] = p[t, j] dact[r, :]
- *                        dp of a slot that was left out is 0; rows without a slot are not touched
+ *     combine_backward   what the gradient of p has of the experts' biases, z = act W_down^T + bias:
+ *                            dp[t, j] = <bias[e, :], dy[t, :]>
+ *                        and 0 of a slot that was left out. routed_glu_backward has the rest
  *
- * Cost     combine T (k + 1) h elements, one T h more with add; combine_backward 3 T k inner elements,
- *          with bias T k h more, which L2 has.
+ * Cost     combine T (k + 1) h elements, one T h more with add; combine_backward T k h, which L2 has.
  */
 #ifndef TSR_KERNELS_COMBINE_H
 #define TSR_KERNELS_COMBINE_H
@@ -28,14 +25,11 @@ typedef struct {
 } tsr_combine_args;
 
 typedef struct {
-    float *dp;               /* [T, k]; NULL: not wanted */
-    void *dact_out;          /* [T k, inner] rows; may be dact */
-    const void *act, *dact;  /* [T k, inner] rows; act with dp */
-    const float *p;          /* [T, k]; NULL: 1 */
-    const int32_t *id, *row; /* [T, k]; id with bias */
-    tsr_frozen bias;         /* [E, h], optional */
-    const void *dy;          /* [T, h], with bias */
-    int64_t tokens, k, inner, h;
+    float *dp;               /* [T, k] */
+    const int32_t *id, *row; /* [T, k] */
+    tsr_frozen bias;         /* [E, h] */
+    const void *dy;          /* [T, h] */
+    int64_t tokens, k, h;
     tsr_dtype dtype;
 } tsr_combine_backward_args;
 

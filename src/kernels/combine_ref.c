@@ -26,13 +26,11 @@ tsr_status tsr_combine_check(const tsr_combine_args *args)
 tsr_status tsr_combine_backward_check(const tsr_combine_backward_args *args)
 {
     const char *op = "combine_backward";
-    TSR_TRY(check_shape(op, args->tokens, args->k, args->inner, args->dtype));
-    TSR_EXPECT(args->tokens == 0 || (args->dact_out && args->dact && args->row), op,
-               "dact_out, dact or row is NULL");
-    TSR_EXPECT(args->tokens == 0 || !args->dp || args->act, op, "dp needs act");
+    TSR_TRY(check_shape(op, args->tokens, args->k, args->h, args->dtype));
+    TSR_EXPECT(args->tokens == 0 ||
+                   (args->dp && args->id && args->row && args->bias.data && args->dy),
+               op, "a pointer is NULL");
     TSR_EXPECT(tsr_frozen_valid(args->bias), op, "bias is not F32 or BF16");
-    TSR_EXPECT(args->tokens == 0 || !args->bias.data || (args->dy && args->id && args->h > 0), op,
-               "bias needs dy, id and h");
     return TSR_OK;
 }
 
@@ -90,40 +88,21 @@ TSR_INLINE float dot(const float *a, tsr_frozen b, int64_t first, int64_t count)
     return tsr_lanes_sum(lane);
 }
 
-TSR_INLINE void backward_slot(const tsr_combine_backward_args *args, int64_t s)
-{
-    int64_t row = args->row[s], inner = args->inner, h = args->h;
-    if (row < 0) {
-        if (args->dp)
-            args->dp[s] = 0;
-        return;
-    }
-    const float *dact = (const float *)args->dact + row * inner;
-    float *out = (float *)args->dact_out + row * inner, p = args->p ? args->p[s] : 1;
-    if (args->dp) {
-        float sum =
-            dot((const float *)args->act + row * inner, (tsr_frozen){dact, TSR_F32}, 0, inner);
-        if (args->bias.data)
-            sum += dot((const float *)args->dy + s / args->k * h, args->bias, args->id[s] * h, h);
-        args->dp[s] = sum;
-    }
-    for (int64_t i = 0; i < inner; i++)
-        out[i] = p * dact[i];
-}
-
 TSR_CLONES static void backward_block(void *context, int index)
 {
     const tsr_combine_backward_args *args = context;
-    int64_t slots = tsr_block_rows(args->inner);
+    int64_t slots = tsr_block_rows(args->h), h = args->h;
     int64_t last = tsr_min(args->tokens * args->k, (index + 1) * slots);
-    for (int64_t s = index * slots; s < last; s++)
-        backward_slot(args, s);
+    for (int64_t s = index * slots; s < last; s++) {
+        const float *dy = (const float *)args->dy + s / args->k * h;
+        args->dp[s] = args->row[s] < 0 ? 0 : dot(dy, args->bias, args->id[s] * h, h);
+    }
 }
 
 tsr_status tsr_combine_backward_ref(const tsr_combine_backward_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_combine_backward_check(args));
     return tsr_run_f32("combine_backward", args->dtype, pool,
-                       tsr_block_count(args->tokens * args->k, tsr_block_rows(args->inner)),
+                       tsr_block_count(args->tokens * args->k, tsr_block_rows(args->h)),
                        backward_block, args);
 }

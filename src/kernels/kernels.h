@@ -47,6 +47,7 @@
 #include "kernels/objective.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
+#include "kernels/routed_glu.h"
 #include "kernels/route.h"
 #include "kernels/route_sort.h"
 #include "kernels/row_square_norm.h"
@@ -98,6 +99,7 @@
     X(balance)                                                                                     \
     X(balance_bias)                                                                                \
     X(combine_backward)                                                                            \
+    X(routed_glu_backward)                                                                         \
     X(convolution)                                                                                 \
     X(convolution_backward)                                                                        \
     X(delta_rule)                                                                                  \

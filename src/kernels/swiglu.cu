@@ -13,6 +13,7 @@
  */
 #include "kernels/column_sum.cuh"
 #include "kernels/fp8.cuh"
+#include "kernels/swiglu_parts.cuh"
 
 #define FORWARD_TURNS  2
 #define BACKWARD_TURNS 2
@@ -25,14 +26,6 @@ typedef struct {
     float g_gate[8], g_up[8], bias_gate[8], bias_up[8];
 } swiglu_vectors;
 
-/* 1 / (1 + e^-x). The reciprocal is within an ulp; of what overflows it is 0, as it should be. */
-static __device__ __forceinline__ float sigmoid(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + expf(-x)));
-    return y;
-}
-
 static __device__ __forceinline__ void load_vectors(swiglu_vectors *v, const float *g_gate,
                                                     const float *g_up, tsr_frozen bias_gate,
                                                     tsr_frozen bias_up, int64_t column, int count,
@@ -42,42 +35,6 @@ static __device__ __forceinline__ void load_vectors(swiglu_vectors *v, const flo
     tsr_float8(v->g_up, g_up, column, count, 1, whole);
     tsr_frozen8(v->bias_gate, bias_gate, column, count, 0, whole);
     tsr_frozen8(v->bias_up, bias_up, column, count, 0, whole);
-}
-
-/* 1 + tanh(u) of GELU's argument x. */
-static __device__ __forceinline__ float gelu_gate(float x)
-{
-    float u = TSR_GELU_SLOPE * (x + TSR_GELU_CUBIC * x * x * x);
-    return 2 * sigmoid(2 * u);
-}
-
-/* What of up f is multiplied with, and into *kept whether up has a gradient. */
-template <tsr_activation F> static __device__ __forceinline__ float up_factor(float up, bool *kept)
-{
-    *kept = true;
-    if (F != TSR_SILU_CLAMPED)
-        return up;
-    *kept = !(up > TSR_CLAMPED_LIMIT || up < -TSR_CLAMPED_LIMIT);
-    return (*kept ? up : copysignf(TSR_CLAMPED_LIMIT, up)) + 1.0f;
-}
-
-/* f(x), and into *slope f'(x). */
-template <tsr_activation F> static __device__ __forceinline__ float activate(float x, float *slope)
-{
-    if (F == TSR_SILU) {
-        float s = sigmoid(x);
-        *slope = s * (1.0f + x * (1.0f - s));
-        return x * s;
-    }
-    if (F == TSR_SILU_CLAMPED) {
-        float g = x > TSR_CLAMPED_LIMIT ? TSR_CLAMPED_LIMIT : x, s = sigmoid(TSR_CLAMPED_SLOPE * g);
-        *slope = x > TSR_CLAMPED_LIMIT ? 0 : s * (1.0f + TSR_CLAMPED_SLOPE * g * (1.0f - s));
-        return g * s;
-    }
-    float gate = gelu_gate(x);
-    *slope = 0.5f * gate +
-             0.5f * x * gate * (2 - gate) * TSR_GELU_SLOPE * (1.0f + 3.0f * TSR_GELU_CUBIC * x * x);
-    return 0.5f * x * gate;
 }
 
 template <tsr_activation F>
@@ -93,7 +50,7 @@ static __device__ __forceinline__ void forward_eight(float *act, tsr_raw8 gate_r
         float up = v->g_up[j] * z_up[j] + v->bias_up[j];
         float unused;
         bool kept;
-        act[j] = activate<F>(gate, &unused) * up_factor<F>(up, &kept);
+        act[j] = swiglu_activate<F>(gate, &unused) * swiglu_up_factor<F>(up, &kept);
     }
 }
 
@@ -266,7 +223,7 @@ static __device__ __forceinline__ void back_eight(float *dz_gate, float *dz_up, 
         float gate = v->g_gate[j] * dz_gate[j] + v->bias_gate[j];
         float up = v->g_up[j] * dz_up[j] + v->bias_up[j];
         bool kept;
-        float slope, f = activate<F>(gate, &slope), factor = up_factor<F>(up, &kept);
+        float slope, f = swiglu_activate<F>(gate, &slope), factor = swiglu_up_factor<F>(up, &kept);
         float dy_up = kept ? dact[j] * f : 0;
         float dy_gate = dact[j] * factor * slope;
         sum->gate[j] += dy_gate * dz_gate[j];

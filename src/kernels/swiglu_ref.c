@@ -4,6 +4,7 @@
 #include "kernels/swiglu.h"
 
 #include "kernels/loops.h"
+#include "kernels/swiglu_parts.h"
 
 tsr_status tsr_swiglu_check(const tsr_swiglu_args *args)
 {
@@ -57,62 +58,6 @@ TSR_INLINE void copy_bias(float *out, tsr_frozen bias, tsr_tile tile)
         memcpy(out, values, (size_t)tile.columns * sizeof(float));
 }
 
-/* 1 + tanh(u) of GELU's argument, without a difference of numbers near 1. */
-TSR_INLINE float gelu_gate(float x)
-{
-    float u = TSR_GELU_SLOPE * (x + TSR_GELU_CUBIC * x * x * x);
-    return 2.0f / (1.0f + tsr_expf(-2.0f * u));
-}
-
-/* What of up, and of its gradient, f(gate) is multiplied with. */
-TSR_INLINE float up_factor(float up, tsr_activation activation)
-{
-    if (activation != TSR_SILU_CLAMPED)
-        return up;
-    up = up > TSR_CLAMPED_LIMIT ? TSR_CLAMPED_LIMIT : up;
-    return (up < -TSR_CLAMPED_LIMIT ? -TSR_CLAMPED_LIMIT : up) + 1.0f;
-}
-
-TSR_INLINE float up_gradient(float f, float up, tsr_activation activation)
-{
-    bool beyond = up > TSR_CLAMPED_LIMIT || up < -TSR_CLAMPED_LIMIT;
-    return activation == TSR_SILU_CLAMPED && beyond ? 0.0f : f;
-}
-
-/* f(gate) */
-TSR_INLINE float activate(float gate, tsr_activation activation)
-{
-    if (activation == TSR_SILU)
-        return gate / (1.0f + tsr_expf(-gate));
-    if (activation == TSR_SILU_CLAMPED) {
-        float g = gate > TSR_CLAMPED_LIMIT ? TSR_CLAMPED_LIMIT : gate;
-        return g / (1.0f + tsr_expf(-TSR_CLAMPED_SLOPE * g));
-    }
-    return 0.5f * gate * gelu_gate(gate);
-}
-
-/* f'(gate), and f. */
-TSR_INLINE float slope(float *f, float gate, tsr_activation activation)
-{
-    if (activation == TSR_SILU) {
-        float sigmoid = 1.0f / (1.0f + tsr_expf(-gate));
-        *f = gate * sigmoid;
-        return sigmoid * (1.0f + gate * (1.0f - sigmoid));
-    }
-    if (activation == TSR_SILU_CLAMPED) {
-        float g = gate > TSR_CLAMPED_LIMIT ? TSR_CLAMPED_LIMIT : gate;
-        float sigmoid = 1.0f / (1.0f + tsr_expf(-TSR_CLAMPED_SLOPE * g));
-        *f = g * sigmoid;
-        return gate > TSR_CLAMPED_LIMIT
-                   ? 0.0f
-                   : sigmoid * (1.0f + TSR_CLAMPED_SLOPE * g * (1.0f - sigmoid));
-    }
-    float both = gelu_gate(gate);
-    *f = 0.5f * gate * both;
-    return 0.5f * both + 0.5f * gate * both * (2.0f - both) * TSR_GELU_SLOPE *
-                             (1.0f + 3.0f * TSR_GELU_CUBIC * gate * gate);
-}
-
 TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile, tsr_activation activation)
 {
     strip_vectors v;
@@ -129,7 +74,7 @@ TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile, tsr_act
         for (int64_t i = 0; i < tile.columns; i++) {
             float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
             float up = v.g_up[i] * z_up[i] + v.bias_up[i];
-            row[i] = activate(gate, activation) * up_factor(up, activation);
+            row[i] = swiglu_activate(gate, activation) * swiglu_up_factor(up, activation);
         }
         memcpy((float *)args->act + at, row, (size_t)tile.columns * sizeof(float));
     }
@@ -182,9 +127,9 @@ TSR_INLINE void backward_tile(const tsr_swiglu_backward_args *args, tsr_tile til
         for (int64_t i = 0; i < tile.columns; i++) {
             float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
             float up = v.g_up[i] * z_up[i] + v.bias_up[i];
-            float f, factor = slope(&f, gate, activation);
-            dy_up[i] = dact[i] * up_gradient(f, up, activation);
-            dy_gate[i] = dact[i] * up_factor(up, activation) * factor;
+            float f, factor = swiglu_slope(&f, gate, activation);
+            dy_up[i] = dact[i] * swiglu_up_gradient(f, up, activation);
+            dy_gate[i] = dact[i] * swiglu_up_factor(up, activation) * factor;
         }
         if (args->dm_gate)
             add_products(&gate_sum, dy_gate, z_gate, tile.columns);

@@ -402,6 +402,20 @@ int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation act
     return out;
 }
 
+int16_t tsr_block_routed_glu(tsr_block *b, int16_t rows, const tsr_block_routes *routes,
+                             const tsr_stack *down, tsr_activation activation)
+{
+    int16_t act = tsr_block_glu(b, rows, TSR_NONE, activation);
+    tsr_node *node = &b->node[b->value[act].node];
+    node->spec.glu = (tsr_glu_spec){.activation = activation,
+                                    .chosen = chosen_of(b, routes),
+                                    .experts = (int32_t)down->experts,
+                                    .biased = down->bias};
+    node->in[TSR_GLU_P] = routes->weights;
+    node->in[TSR_GLU_ROUTES] = routes->routes;
+    return act;
+}
+
 /* ---- linear attention, gates ---- */
 
 int16_t tsr_block_convolution(tsr_block *b, int16_t value, const char *name, int32_t taps)

@@ -144,6 +144,8 @@ typedef struct {
 
 typedef struct {
     tsr_activation activation;
+    int32_t chosen, experts; /* of experts' rows: of a token; of a layer */
+    bool biased;             /* what comes next has biases: it begins the gradient of p */
 } tsr_glu_spec;
 
 /* tsr_routing (kernels/route.h) without what it points to. */
@@ -330,6 +332,10 @@ tsr_block_routes tsr_block_route(tsr_block *block, int16_t x, const tsr_router_n
 /* The rows of x of each expert times its matrix of the stack: a row for each expert of each token, sorted by expert. */
 int16_t tsr_block_experts(tsr_block *block, int16_t x, const tsr_block_routes *routes,
                           const tsr_stack *stack);
+
+/* f(gate) up of the experts' rows, of which up is the second half, for `down` (tsr_block_combine). */
+int16_t tsr_block_routed_glu(tsr_block *block, int16_t rows, const tsr_block_routes *routes,
+                             const tsr_stack *down, tsr_activation activation);
 
 /* The same of such rows, summed over the experts of each token with their weights. */
 int16_t tsr_block_combine(tsr_block *block, int16_t rows, const tsr_block_routes *routes,

@@ -15,7 +15,7 @@
  *                 out   q, k, v as attention reads them (kernels/latent_qkv.h)
  *     attention   in    q, k, v
  *                 out   o; lse
- *     glu         in    gate, up; or one of which they are halves
+ *     glu         in    gate, up; or one of which they are halves; of experts p, routes
  *                 out   act
  *     sum         in    x, z
  *                 out   y
@@ -62,7 +62,10 @@ enum { TSR_LATENT_Q, TSR_LATENT_SHARED, TSR_LATENT_KV };
 enum { TSR_ROUTE_P, TSR_ROUTE_ROUTES, TSR_ROUTE_LOGITS };
 enum { TSR_ROUTE_WEIGHT, TSR_ROUTE_BIAS, TSR_ROUTE_CORRECTION, TSR_ROUTE_SCALE };
 enum { TSR_EXPERTS_X, TSR_EXPERTS_ROUTES };
+enum { TSR_GLU_GATE, TSR_GLU_UP, TSR_GLU_P, TSR_GLU_ROUTES };
 enum { TSR_COMBINE_ROWS, TSR_COMBINE_P, TSR_COMBINE_ROUTES };
+
+#define TSR_NODE_ALL_PORTS ((1u << TSR_NODE_PORTS) - 1)
 
 /* What the linear of a matrix has beside its weight, as far as the work of a layer depends on it. */
 typedef struct {
@@ -212,9 +215,9 @@ struct tsr_node_kind {
     const char *name;
     bool
         row_wise; /* a row of what it makes, and of its gradients, comes of the same row of all else */
-    bool adds;    /* its backward can add to the gradient of an input */
-    bool scales; /* its backward gives dz and dm of the linears' results that it reads */
-    int8_t rows; /* the output that it can put into e4m3 as it makes it; TSR_NONE */
+    uint8_t adds; /* inputs to whose gradients its backward can add, a bit each */
+    bool scales;  /* its backward gives dz and dm of the linears' results that it reads */
+    int8_t rows;  /* the output that it can put into e4m3 as it makes it; TSR_NONE */
     tsr_status (*forward)(const tsr_pass *pass, const tsr_step *step);
     tsr_status (*backward)(const tsr_pass *pass, const tsr_step *step);
     void (*needs)(tsr_needs *out, const tsr_block *block, const tsr_node *node,

@@ -1,7 +1,8 @@
 /*
  * node_combine.c: the experts' down, and the sum over the experts of each token with their weights (kernels/combine.h).
  *
- * What down makes is not kept: the gradient of the weights is <act, W^T dy>, which the gradient of act is made from too.
+ * What down makes is not kept: the gradient of the weights is <act, W^T dy>. The backward leaves dact = W^T dy without the weights,
+ * and of their gradient what the biases make; the unit below does the rest (node_glu.c).
  */
 #include "base/checked.h"
 #include "model/expert_parts.h"
@@ -36,31 +37,29 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
     if (!(step->inputs & 1u << TSR_COMBINE_ROWS))
         return TSR_OK;
     TSR_TRY(tsr_expert_backward(&work, dact, dy, true));
+    if (!work.stack->bias.data)
+        return TSR_OK;
     return p->context->kernels->combine_backward(
-        p->context->stream,
-        &(tsr_combine_backward_args){.dp = p->gradient[node->in[TSR_COMBINE_P]],
-                                     .dact_out = dact,
-                                     .act = p->value[node->in[TSR_COMBINE_ROWS]],
-                                     .dact = dact,
-                                     .p = p->value[node->in[TSR_COMBINE_P]],
-                                     .id = work.routes.id,
-                                     .row = work.routes.row,
-                                     .bias = work.stack->bias,
-                                     .dy = dy,
-                                     .tokens = p->context->tokens,
-                                     .k = spec->chosen,
-                                     .inner = spec->in,
-                                     .h = spec->out,
-                                     .dtype = p->context->dtype});
+        p->context->stream, &(tsr_combine_backward_args){.dp = p->gradient[node->in[TSR_COMBINE_P]],
+                                                         .id = work.routes.id,
+                                                         .row = work.routes.row,
+                                                         .bias = work.stack->bias,
+                                                         .dy = dy,
+                                                         .tokens = p->context->tokens,
+                                                         .k = spec->chosen,
+                                                         .h = spec->out,
+                                                         .dtype = p->context->dtype});
 }
 
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
                   const tsr_matrix_traits *traits)
 {
-    for (int i = 0; i <= TSR_COMBINE_ROUTES; i++)
-        tsr_needs_read(out, node->in[i]);
-    if (traits[tsr_stack_weight(node->weight[0])].r)
-        tsr_needs_read(out, block->stack[node->weight[0]].low);
+    tsr_needs_read(out, node->in[TSR_COMBINE_ROUTES]);
+    if (!traits[tsr_stack_weight(node->weight[0])].r)
+        return;
+    tsr_needs_read(out, node->in[TSR_COMBINE_ROWS]);
+    tsr_needs_read(out, node->in[TSR_COMBINE_P]);
+    tsr_needs_read(out, block->stack[node->weight[0]].low);
 }
 
 static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
@@ -81,14 +80,11 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 {
     const tsr_experts_spec *spec = &node->spec.experts;
     double rows = tsr_cost_column(c) * spec->chosen;
-    bool dx = step->inputs & 1u << TSR_COMBINE_ROWS;
-    tsr_cost_experts(c, node, pass, dx);
+    tsr_cost_experts(c, node, pass, step->inputs & 1u << TSR_COMBINE_ROWS);
     if (pass != TSR_PASS_BACKWARD)
         tsr_cost_both(c, TSR_WORK_MEMORY_FORWARD, TSR_WORK_STREAM,
                       (tsr_work_amount){0, tsr_cost_column(c) * (double)spec->out},
                       (tsr_work_amount){0, (rows + tsr_cost_column(c)) * (double)spec->out});
-    else if (dx)
-        tsr_cost_bytes(c, TSR_WORK_MEMORY_BACKWARD, 3 * rows * (double)spec->in);
 }
 
 const tsr_node_kind tsr_node_combine = {.name = "combine",

@@ -366,7 +366,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 
 const tsr_node_kind tsr_node_experts = {.name = "experts",
                                         .row_wise = true,
-                                        .adds = true,
+                                        .adds = TSR_NODE_ALL_PORTS,
                                         .rows = TSR_NONE,
                                         .forward = forward,
                                         .backward = backward,

@@ -1,6 +1,7 @@
 /*
  * node_glu.c: act = f(gate) up (kernels/swiglu.h). Its gradients take the place of what they are computed from. Gate and
- * up may be the halves of one linear's result.
+ * up may be the halves of one linear's result. Those of experts are; there the weights of the experts come in as well, for
+ * the backward alone (kernels/routed_glu.h).
  */
 #include "model/node_parts.h"
 #include "model/work_parts.h"
@@ -81,9 +82,33 @@ static tsr_fp8_rows rows_of(const tsr_pass *p, int value)
     return matrix == TSR_NONE ? (tsr_fp8_rows){0} : p->made8[matrix];
 }
 
+static tsr_status backward_routed(const tsr_pass *p, const tsr_node *node)
+{
+    const tsr_glu_spec *spec = &node->spec.glu;
+    int64_t tokens = p->context->tokens;
+    halves h = halves_of(p, node);
+    tsr_routes routes =
+        tsr_routes_at(p->value[node->in[TSR_GLU_ROUTES]], tokens, spec->chosen, spec->experts);
+    return p->context->kernels->routed_glu_backward(
+        p->context->stream, &(tsr_routed_glu_backward_args){.dp = p->gradient[node->in[TSR_GLU_P]],
+                                                            .dz = p->gradient[node->in[0]],
+                                                            .z = h.gate.z,
+                                                            .dact = p->gradient[node->out[0]],
+                                                            .p = p->value[node->in[TSR_GLU_P]],
+                                                            .row = routes.row,
+                                                            .tokens = tokens,
+                                                            .k = spec->chosen,
+                                                            .f = h.f,
+                                                            .add = spec->biased,
+                                                            .activation = spec->activation,
+                                                            .dtype = p->context->dtype});
+}
+
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
+    if (node->in[TSR_GLU_P] != TSR_NONE)
+        return backward_routed(p, node);
     halves h = halves_of(p, node);
     bool one = node->in[1] == TSR_NONE;
     int16_t up = node->in[one ? 0 : 1];
@@ -136,6 +161,10 @@ static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
         if (!one)
             tsr_needs_share(out, node->in[i], node->out[0], true);
     }
+    if (node->in[TSR_GLU_P] != TSR_NONE) {
+        tsr_needs_read(out, node->in[TSR_GLU_P]);
+        tsr_needs_read(out, node->in[TSR_GLU_ROUTES]);
+    }
 }
 
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,
@@ -151,6 +180,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 
 const tsr_node_kind tsr_node_glu = {.name = "glu",
                                     .row_wise = true,
+                                    .adds = 1u << TSR_GLU_P, /* to what combine has begun */
                                     .scales = true,
                                     .rows = 0,
                                     .forward = forward,

@@ -153,7 +153,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 
 const tsr_node_kind tsr_node_norm = {.name = "norm",
                                      .row_wise = true,
-                                     .adds = true,
+                                     .adds = TSR_NODE_ALL_PORTS,
                                      .rows = TSR_NORM_H,
                                      .forward = forward,
                                      .backward = backward,

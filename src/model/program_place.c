@@ -459,7 +459,7 @@ static tsr_status place_gradients(placing *p)
             bool adds = step->adds & 1u << port;
             if (!adds)
                 place_gradient(p, node, node->in[port], now);
-            else if (node->kind != &tsr_node_linear && !node->kind->adds)
+            else if (node->kind != &tsr_node_linear && !(node->kind->adds & 1u << port))
                 return tsr_fail(TSR_EINTERNAL, "the gradient of a %s is added to another's",
                                 node->kind->name);
             else if (p->gradient[node->in[port]] >= 0)

@@ -126,54 +126,70 @@ static void combine_one(const int64_t *shape, tsr_dtype dtype, route_load load, 
     end_case();
 }
 
-typedef struct {
-    bool with_p, with_dp, in_place;
-    tsr_dtype bias; /* TSR_DTYPE_COUNT: none */
-    int64_t h;
-} backward_kind;
-
+/* What biases make of dp. */
 static void combine_backward_one(const int64_t *shape, tsr_dtype dtype, route_load load,
-                                 int64_t capacity, const backward_kind *kind)
+                                 int64_t capacity, tsr_dtype bias_dtype)
 {
-    int64_t tokens = shape[0], k = shape[1], experts = shape[2], inner = shape[3];
-    int64_t slots = tokens * k;
+    int64_t tokens = shape[0], k = shape[1], experts = shape[2], h = shape[3], slots = tokens * k;
     placed r = place(shape, load, capacity);
-    bool biased = kind->bias != TSR_DTYPE_COUNT;
-    input act = rows_of(&r, slots, inner, 1, dtype), dact = rows_of(&r, slots, inner, 2, dtype);
-    input p = random_input(slots, 3, 1, TSR_F32), dy = random_input(tokens * kind->h, 4, 1, dtype);
-    input bias = random_input(experts * kind->h, 5, 1, biased ? kind->bias : TSR_F32);
-    float *want_dp = want_of(slots), *want = want_of(slots * inner);
-    tsr_combine_backward_args ref = {.dp = want_dp,
-                                     .dact_out = want,
-                                     .act = act.host,
-                                     .dact = dact.host,
-                                     .p = kind->with_p ? p.host : NULL,
+    input dy = random_input(tokens * h, 4, 1, dtype);
+    input bias = random_input(experts * h, 5, 1, bias_dtype);
+    tsr_combine_backward_args ref = {.dp = want_of(slots),
                                      .id = r.host.id,
                                      .row = r.host.row,
-                                     .bias = biased ? on_host(bias) : (tsr_frozen){0},
+                                     .bias = on_host(bias),
                                      .dy = dy.host,
                                      .tokens = tokens,
                                      .k = k,
-                                     .inner = inner,
-                                     .h = kind->h};
+                                     .h = h};
     RUN(tsr_combine_backward_ref(&ref, rig.pool));
-    output out = kind->in_place ? over(dact, r.rows * inner, dtype) : blank(slots * inner, dtype);
     output dp = blank(slots, TSR_F32);
     tsr_combine_backward_args args = ref;
-    args.dp = kind->with_dp ? dp.device : NULL, args.act = kind->with_dp ? act.device : NULL;
-    args.dact_out = out.device, args.dact = dact.device;
-    args.p = kind->with_p ? device_floats(p) : NULL;
-    args.id = r.id, args.row = r.row, args.dy = dy.device, args.dtype = dtype;
-    args.bias = biased ? on_device(bias, kind->bias) : (tsr_frozen){0};
+    args.dp = dp.device, args.id = r.id, args.row = r.row, args.dy = dy.device, args.dtype = dtype;
+    args.bias = on_device(bias, bias_dtype);
     RUN(rig.kernels->combine_backward(rig.stream, &args));
-    if (kind->with_dp)
-        expect("dp", dp, want_dp, 4 * tolerance_combine.f32);
-    uint64_t bytes = tsr_dtype_bytes(dtype), first = (uint64_t)(r.rows * inner) * bytes;
+    expect("dp", dp, ref.dp, 4 * tolerance_combine.f32);
+    free(r.host.id);
+    end_case();
+}
+
+typedef struct {
+    bool add, in_place;
+    tsr_activation activation;
+} glu_kind;
+
+static void glu_backward_one(const int64_t *shape, tsr_dtype dtype, route_load load,
+                             int64_t capacity, const glu_kind *kind)
+{
+    int64_t tokens = shape[0], k = shape[1], f = shape[3], slots = tokens * k;
+    placed r = place(shape, load, capacity);
+    input z = rows_of(&r, slots, 2 * f, 1, dtype), dact = rows_of(&r, slots, f, 2, dtype);
+    input p = random_input(slots, 3, 1, TSR_F32), old = random_input(slots, 4, 1, TSR_F32);
+    tsr_routed_glu_backward_args ref = {.dp = copy_of(old.host, slots),
+                                        .dz = want_of(slots * 2 * f),
+                                        .z = z.host,
+                                        .dact = dact.host,
+                                        .p = p.host,
+                                        .row = r.host.row,
+                                        .tokens = tokens,
+                                        .k = k,
+                                        .f = f,
+                                        .add = kind->add,
+                                        .activation = kind->activation};
+    RUN(tsr_routed_glu_backward_ref(&ref, rig.pool));
+    output out = kind->in_place ? over(z, r.rows * 2 * f, dtype) : blank(slots * 2 * f, dtype);
+    output dp = kind->add ? over(old, slots, TSR_F32) : blank(slots, TSR_F32);
+    tsr_routed_glu_backward_args args = ref;
+    args.dp = dp.device, args.dz = out.device, args.z = z.device, args.dact = dact.device;
+    args.p = device_floats(p), args.row = r.row, args.dtype = dtype;
+    RUN(rig.kernels->routed_glu_backward(rig.stream, &args));
+    expect("dp", dp, ref.dp, 4 * tolerance_combine.f32);
+    uint64_t bytes = tsr_dtype_bytes(dtype), first = (uint64_t)(r.rows * 2 * f) * bytes;
     if (!kind->in_place)
         expect_untouched("rows without a slot", (uint8_t *)out.device + first,
-                         (uint64_t)((slots - r.rows) * inner + PAD) * bytes);
-    out.count = r.rows * inner, out.base = NULL;
-    expect("dact", out, want, tolerance_combine.f32);
+                         (uint64_t)((slots - r.rows) * 2 * f + PAD) * bytes);
+    out.count = r.rows * 2 * f, out.base = NULL;
+    expect("dz", out, ref.dz, 2 * tolerance_combine.f32);
     free(r.host.id);
     end_case();
 }
@@ -195,19 +211,17 @@ static void sums_match(void **state)
 static void backwards_match(void **state)
 {
     (void)state;
-    const int64_t capacities[] = {0, 2}, widths[] = {16, 33, 264, 2880};
-    const tsr_dtype biases[] = {TSR_DTYPE_COUNT, TSR_F32, TSR_BF16};
+    const int64_t capacities[] = {0, 2};
     for (int i = 0; i < SUMS * 24; i++) {
         if (!cuda_turn())
             continue;
-        backward_kind kind = {.with_p = i % 5 != 0,
-                              .with_dp = i % 7 != 0,
-                              .in_place = i / 2 % 2,
-                              .bias = biases[i / 4 % 3],
-                              .h = widths[i / 8 % 4]};
         shift = i % 8 == 7;
-        combine_backward_one(sums[i / 24], all_dtypes[i % 3], (route_load)(i / 3 % LOADS),
-                             capacities[i / 6 % 2], &kind);
+        const int64_t *shape = sums[i / 24], capacity = capacities[i / 6 % 2];
+        route_load load = (route_load)(i / 3 % LOADS);
+        glu_kind kind = {
+            .add = i % 5 != 0, .in_place = i / 2 % 2, .activation = (tsr_activation)(i / 4 % 3)};
+        combine_backward_one(shape, all_dtypes[i % 3], load, capacity, i % 2 ? TSR_F32 : TSR_BF16);
+        glu_backward_one(shape, all_dtypes[i % 3], load, capacity, &kind);
     }
     shift = 0;
 }

@@ -441,7 +441,7 @@ typedef struct {
     tsr_route_backward_args backward;
     tsr_route_stats_args stats;
     tsr_combine_args combine;
-    tsr_combine_backward_args combine_backward;
+    tsr_routed_glu_backward_args glu_backward;
     void *x[COPIES], *dx[COPIES];
     int turn;
 } speed;
@@ -481,9 +481,9 @@ static void run_combine(void *context)
     RUN(rig.kernels->combine(rig.stream, &((speed *)context)->combine));
 }
 
-static void run_combine_backward(void *context)
+static void run_glu_backward(void *context)
 {
-    RUN(rig.kernels->combine_backward(rig.stream, &((speed *)context)->combine_backward));
+    RUN(rig.kernels->routed_glu_backward(rig.stream, &((speed *)context)->glu_backward));
 }
 
 static void run_copy(void *context)
@@ -539,19 +539,17 @@ static void plan_speed(speed *s, int64_t tokens, int64_t h, int64_t experts, int
                                     .k = k,
                                     .h = h,
                                     .dtype = TSR_BF16};
-    void *dact = random_array(slots * inner, TSR_BF16);
-    s->combine_backward = (tsr_combine_backward_args){.dp = random_array(slots, TSR_F32),
-                                                      .dact_out = dact,
-                                                      .act = random_array(slots * inner, TSR_BF16),
-                                                      .dact = dact,
-                                                      .p = p,
-                                                      .id = r.id,
-                                                      .row = r.row,
-                                                      .tokens = tokens,
-                                                      .k = k,
-                                                      .inner = inner,
-                                                      .h = h,
-                                                      .dtype = TSR_BF16};
+    void *z = random_array(slots * 2 * inner, TSR_BF16);
+    s->glu_backward = (tsr_routed_glu_backward_args){.dp = random_array(slots, TSR_F32),
+                                                     .dz = z,
+                                                     .z = z,
+                                                     .dact = random_array(slots * inner, TSR_BF16),
+                                                     .p = p,
+                                                     .row = r.row,
+                                                     .tokens = tokens,
+                                                     .k = k,
+                                                     .f = inner,
+                                                     .dtype = TSR_BF16};
 }
 
 static void time_experts(int64_t tokens, int64_t h, int64_t experts, int64_t k, int64_t inner)
@@ -569,7 +567,7 @@ static void time_experts(int64_t tokens, int64_t h, int64_t experts, int64_t k, 
     report("route and route_sort", run_both, &s, x + w + all + 24 * slots, roof);
     report("route_stats", run_counts, &s, all + 8 * slots, roof);
     report("combine", run_combine, &s, x + z, roof);
-    report("combine_backward", run_combine_backward, &s, 3 * rows, roof);
+    report("routed_glu_backward", run_glu_backward, &s, 5 * rows, roof);
     report("route_backward, added", run_backward, &s, 2 * x + w + 3 * all, roof);
     int32_t *id = malloc((size_t)(tokens * k) * sizeof *id);
     assert_non_null(id);
@@ -578,7 +576,7 @@ static void time_experts(int64_t tokens, int64_t h, int64_t experts, int64_t k, 
     RUN(tsr_device_write(rig.device, s.sort.routes.id, id, (uint64_t)(tokens * k) * sizeof *id));
     report("route_sort, Zipf's load", run_sort, &s, 16 * slots, roof);
     report("combine, Zipf's load", run_combine, &s, x + z, roof);
-    report("combine_backward, Zipf's load", run_combine_backward, &s, 3 * rows, roof);
+    report("routed_glu_backward, Zipf's load", run_glu_backward, &s, 5 * rows, roof);
     free(id);
     cuda_free_all();
 }

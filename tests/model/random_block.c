@@ -234,7 +234,7 @@ static int16_t sparse_mlp(tsr_block *b, dice *d, int part, int16_t h)
                             .parts = 1,
                             .bias = bias};
     int16_t rows = tsr_block_experts(b, h, &routes, &gate_up);
-    int16_t act = tsr_block_glu(b, rows, TSR_NONE, activations[roll(d, 3)]);
+    int16_t act = tsr_block_routed_glu(b, rows, &routes, &down, activations[roll(d, 3)]);
     int16_t y = tsr_block_combine(b, act, &routes, &down);
     if (roll(d, 2))
         y = tsr_block_plus(b, y, mlp(b, d, part, h), (tsr_value_name){"mlp", "both"});

@@ -56,7 +56,7 @@ int16_t tsr_decoder_routed(tsr_block *b, int16_t input, const tsr_block_routes *
                             .parts = 1,
                             .bias = e->bias};
     int16_t rows = tsr_block_experts(b, input, routes, &gate_up);
-    int16_t act = tsr_block_glu(b, rows, TSR_NONE, e->activation);
+    int16_t act = tsr_block_routed_glu(b, rows, routes, &down, e->activation);
     return tsr_block_combine(b, act, routes, &down);
 }
 
