@@ -7,6 +7,8 @@
 #include "kernels/activation.h"
 #include "kernels/vector_math.h"
 
+#include <stdbool.h>
+
 /* 1 + tanh(u) of GELU's argument, without a difference of numbers near 1. */
 TSR_INLINE float swiglu_gelu_gate(float x)
 {
