@@ -11,7 +11,8 @@
 bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);
 
-/* The same of args->stored decoded as it is multiplied with. False also where its matrices leave gaps. */
+/* grouped_gemm_codes.cu: the same of args->stored, decoded as it is multiplied with. False also where its matrices leave
+ * gaps. */
 bool tsr_grouped_gemm_codes(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);
 
