@@ -320,7 +320,7 @@ static __device__ __forceinline__ void add_share(const float dq[8][4], const att
     const int part = t->group * 4 + t->warp, column = t->group * 64 + t->lane % 4 * 2;
     const uint32_t place = b->memory + AT_PARTS + part * PART_BYTES;
     if (t->lane == 0)
-        tsr_bulk_add_wait();
+        tsr_bulk_read();
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -514,7 +514,7 @@ static __device__ __forceinline__ void backward(const attention_wgmma_work *w,
             store_keys(g->dv, dv, w->call.v_dim, 1, &b, &t);
         }
         if (t.lane == 0)
-            tsr_bulk_add_finish();
+            tsr_bulk_finish();
     }
 }
 

@@ -162,7 +162,8 @@ extern "C" tsr_status tsr_grouped_gemm_cuda(tsr_stream *stream, const tsr_groupe
         return multiply_stored(stream, args);
     if (!in_vectors(args))
         return multiply_plainly(stream, args);
-    if (tsr_grouped_gemm_wgmma(stream, args, &status))
+    if (tsr_grouped_gemm_wide(stream, args, &status) ||
+        tsr_grouped_gemm_wgmma(stream, args, &status))
         return status;
     return tsr_grouped_gemm_mma(stream, args);
 }

@@ -7,11 +7,16 @@
 #include "kernels/expert_tiles.cuh"
 #include "kernels/mma.cuh"
 
-/* grouped_gemm_wgmma.cu: bf16 in vectors, on sm_90a. False: not on this card, and nothing was done. */
+/* grouped_gemm_wide.cu: bf16 in vectors, of rows that lie in order, on sm_90a. False: not on this card, and nothing was
+ * done. */
+bool tsr_grouped_gemm_wide(tsr_stream *stream, const tsr_grouped_gemm_args *args,
+                           tsr_status *status);
+
+/* grouped_gemm_wgmma.cu: the same of rows that are gathered. */
 bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);
 
-/* grouped_gemm_codes.cu: the same of args->stored, decoded as it is multiplied with. False also where its matrices leave
+/* grouped_gemm_codes.cu: of args->stored, decoded as it is multiplied with. False also where its matrices leave
  * gaps. */
 bool tsr_grouped_gemm_codes(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);

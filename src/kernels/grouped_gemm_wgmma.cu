@@ -1,21 +1,21 @@
 /*
- * grouped_gemm_wgmma.cu: grouped_gemm in bf16 on sm_90a.
+ * grouped_gemm_wgmma.cu: grouped_gemm in bf16 on sm_90a, of rows that are gathered.
  *
  * Split    A block stays, and takes tiles of 128 rows of an expert and 256 columns, every so many. Chunks of
  *          64 summands of both operands go through a ring of four stages, ahead through all its tiles; two
  *          groups of four warps multiply, 64 x 256 each, with the sums in 128 registers, and write. Nothing
  *          but the ring holds the groups together, and the second starts some chunks later: one writes while
  *          the other multiplies. Of a tile with at most 64 rows the second group has nothing to do.
- * Copies   One thread fetches boxes. Rows that are gathered are fetched by a group of four warps, 16 bytes a
- *          thread, to where a box would have them; nobody waits for these copies but who multiplies.
+ * Copies   A group of four warps fetches rows, 16 bytes a thread, to where a box would have them, and one of its threads
+ *          boxes of W; nobody waits for these copies but who multiplies.
  * Adapters Low and the factor are more chunks, behind those of x and W; of their last 64 summands only those there are,
  *          16 at a time, are multiplied. On an H200 r 16 makes a matmul 1 to 2 % longer.
  * Order    Tiles that run at the same time share rows and columns of a few experts (expert_tiles.cuh), so that
  *          what they read comes from L2.
  * Sums     64 summands after the other from the first on, by the lengths alone.
  * Cost     A chunk of a tile takes 48 KB from L2 for 4.2 MFLOP; W is read from memory once, where L2 holds an
- *          expert. On an H100 8192 tokens times 8 of 128 experts take 0.63 ms for 1536 x 2048 (650 TFLOP/s), 0.67
- *          gathered and 0.65 backward; 0.39 for 2048 x 768 and 0.33 backward; one matmul 0.53 and 0.30.
+ *          expert. On an H100 8192 tokens times 8 of 128 experts take 0.67 ms for 1536 x 2048 and 0.33 for 2048 x 768
+ *          backward; one matmul 0.53 and 0.30.
  */
 #include "kernels/boxes.cuh"
 #include "kernels/grouped_gemm.cuh"
@@ -44,7 +44,7 @@
 #define GATHERED_EACH (ROWS / GATHERED)
 
 typedef struct {
-    CUtensorMap x, w, low, factor;
+    CUtensorMap w, low, factor;
 } grouped_maps;
 
 /* What a block goes through. */
@@ -112,27 +112,6 @@ fetch_low(const grouped_maps *maps, const tsr_expert_tile *tile, int chunk, uint
     fetch_w<BACKWARD>(&maps->factor, to + X_BYTES, tile, chunk, full);
 }
 
-/* One thread: all chunks of all the block's tiles. */
-template <bool BACKWARD>
-static __device__ __forceinline__ void fetch(const grouped_work *work, grouped_ring ring,
-                                             const grouped_maps *maps)
-{
-    tsr_expert_tile tile;
-    for (int i = (int)blockIdx.x; tile_at(&tile, work, i); i += (int)gridDim.x) {
-        for (int chunk = 0; chunk < work->chunks; chunk++) {
-            uint32_t to = ring.data + ring.stage * STAGE_BYTES, full = ring.full + 8 * ring.stage;
-            tsr_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            if (chunk < work->base) {
-                fetch_x(&maps->x, &tile, chunk, to, full, W_BYTES);
-                fetch_w<BACKWARD>(&maps->w, to + X_BYTES, &tile, chunk, full);
-            } else {
-                fetch_low<BACKWARD>(maps, &tile, chunk - work->base, to, full);
-            }
-            next_stage(&ring);
-        }
-    }
-}
-
 /* The slots of the rows that a thread gathers of a tile; -1: none. */
 typedef struct {
     int of[GATHERED_EACH];
@@ -180,7 +159,7 @@ gather_chunk(const grouped_work *work, const uint32_t from[GATHERED_EACH], bool 
     tsr_barrier_arrive_copied(full);
 }
 
-/* A group: the same as fetch, of rows that are gathered. */
+/* A group: all chunks of all the block's tiles. */
 template <bool BACKWARD>
 static __device__ __forceinline__ void gather(const grouped_work *work, grouped_ring ring,
                                               const grouped_maps *maps)
@@ -255,7 +234,7 @@ typedef struct {
     uint64_t left, right;
 } grouped_operands;
 
-template <bool BACKWARD, bool GATHER>
+template <bool BACKWARD>
 static __device__ __forceinline__ __attribute__((unused)) grouped_operands
 wait_stage(const grouped_ring *ring, int group)
 {
@@ -265,20 +244,19 @@ wait_stage(const grouped_ring *ring, int group)
     o.right = BACKWARD ? tsr_wgmma_columns(stage + X_BYTES, STRIP_BYTES)
                        : tsr_wgmma_rows(stage + X_BYTES);
     tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
-    if (GATHER)
-        tsr_bulk_written(); /* by the copies of other threads */
+    tsr_bulk_written(); /* by the copies of other threads */
     return o;
 }
 
 /* A group's rows of a tile. */
-template <bool BACKWARD, bool GATHER>
+template <bool BACKWARD>
 static __device__ __forceinline__ void product(float c[32][4], const grouped_work *work,
                                                grouped_ring *ring, int group, grouped_place *place)
 {
     uint32_t before = 0;
     bool one = threadIdx.x % TSR_WARP == 0;
     for (int chunk = 0; chunk < work->base; chunk++) {
-        grouped_operands o = wait_stage<BACKWARD, GATHER>(ring, group);
+        grouped_operands o = wait_stage<BACKWARD>(ring, group);
         tsr_wgmma_begin();
 #pragma unroll
         for (int i = 0; i < CHUNK / 16; i++)
@@ -295,7 +273,7 @@ static __device__ __forceinline__ void product(float c[32][4], const grouped_wor
         next_stage(ring);
     }
     for (int r = (int)work->args->r; r > 0; r -= CHUNK) {
-        grouped_operands o = wait_stage<BACKWARD, GATHER>(ring, group);
+        grouped_operands o = wait_stage<BACKWARD>(ring, group);
         for (int i = 0; i < CHUNK / 16 && i * 16 < r; i++) {
             tsr_wgmma_begin();
             multiply_step<BACKWARD>(c, o.left, o.right, i, true);
@@ -339,7 +317,7 @@ write(const float c[32][4], const grouped_work *work, const tsr_expert_tile *til
 
 /* ---- the kernel ---- */
 
-template <bool BACKWARD, bool GATHER>
+template <bool BACKWARD>
 static __device__ __forceinline__ void multiply(const grouped_work *work, grouped_ring ring)
 {
     int group = threadIdx.x / TSR_WARPGROUP;
@@ -356,7 +334,7 @@ static __device__ __forceinline__ void multiply(const grouped_work *work, groupe
             pass(work, &ring);
             find_next(&place, work);
         } else {
-            product<BACKWARD, GATHER>(c, work, &ring, group, &place);
+            product<BACKWARD>(c, work, &ring, group, &place);
             write(c, work, &place.tile, group);
         }
         place.lead = -1;
@@ -365,10 +343,7 @@ static __device__ __forceinline__ void multiply(const grouped_work *work, groupe
 }
 
 /* Arrivals that fill a stage, also with low and the factor: of who fetches boxes, of each thread that gathers. */
-template <bool GATHER> static __device__ __forceinline__ unsigned arrivals(void)
-{
-    return GATHER ? TSR_WARPGROUP + 1 : 1;
-}
+#define ARRIVALS (TSR_WARPGROUP + 1)
 
 template <bool BACKWARD>
 static __device__ __forceinline__ grouped_work work_of(const tsr_grouped_gemm_args *args,
@@ -384,7 +359,7 @@ static __device__ __forceinline__ grouped_work work_of(const tsr_grouped_gemm_ar
 }
 
 /* Unused in code for other cards. */
-template <bool BACKWARD, bool GATHER>
+template <bool BACKWARD>
 static __device__ __forceinline__ __attribute__((unused)) void
 grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
 {
@@ -399,7 +374,7 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
     ring.lead = ring.empty + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (unsigned i = 0; i < STAGES; i++) {
-            tsr_barrier_init(ring.full + 8 * i, arrivals<GATHER>());
+            tsr_barrier_init(ring.full + 8 * i, ARRIVALS);
             tsr_barrier_init(ring.empty + 8 * i, GROUPS * TSR_WARPGROUP / TSR_WARP);
         }
         tsr_barrier_init(ring.lead, TSR_WARPGROUP / TSR_WARP);
@@ -408,13 +383,10 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
     tsr_expert_count(&starts, &args->rows, args->first, (int)args->count, ROWS);
     if (threadIdx.x < GROUPS * TSR_WARPGROUP) {
         TSR_REGISTERS_UP(216);
-        multiply<BACKWARD, GATHER>(&work, ring);
+        multiply<BACKWARD>(&work, ring);
     } else {
         TSR_REGISTERS_DOWN(72);
-        if (GATHER)
-            gather<BACKWARD>(&work, ring, maps);
-        else if (threadIdx.x == GROUPS * TSR_WARPGROUP)
-            fetch<BACKWARD>(&work, ring, maps);
+        gather<BACKWARD>(&work, ring, maps);
     }
 }
 
@@ -425,13 +397,13 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
 #define SHAPE __launch_bounds__(TSR_WARP)
 #endif
 
-template <bool BACKWARD, bool GATHER>
+template <bool BACKWARD>
 static __global__ void SHAPE grouped_tiles(const __grid_constant__ tsr_grouped_gemm_args args,
                                            const __grid_constant__ grouped_maps maps)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    grouped<BACKWARD, GATHER>(&args, &maps);
+    grouped<BACKWARD>(&args, &maps);
 #endif
 }
 
@@ -442,11 +414,7 @@ typedef void grouped_kernel(const tsr_grouped_gemm_args, const grouped_maps);
 static tsr_status launch(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                          const grouped_maps *maps)
 {
-    static grouped_kernel *const kernels[2][2] = {
-        {grouped_tiles<false, false>, grouped_tiles<false, true>},
-        {grouped_tiles<true, false>, grouped_tiles<true, true>},
-    };
-    grouped_kernel *kernel = kernels[args->backward][args->rows.slot != NULL];
+    grouped_kernel *kernel = args->backward ? grouped_tiles<true> : grouped_tiles<false>;
     int64_t outer = args->backward ? args->in : args->out;
     TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, BYTES, "grouped_gemm"));
     int64_t tiles =
@@ -468,15 +436,14 @@ static bool map_low(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args
                          args->backward ? outer : r, args->backward ? CHUNK : ACROSS);
 }
 
-/* The maps of rows that lie in order, and of the factor. Gathered rows are found in steps of 16 bytes. */
-static bool map_rows(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args *args)
+/* Rows are found in steps of 16 bytes. */
+static bool map_all(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args *args)
 {
     int64_t inner = args->backward ? args->out : args->in;
-    if (!map_low(maps, boxes, args))
-        return false;
-    if (args->rows.slot)
-        return args->rows.most / args->rows.k * (inner / TSR_VECTOR) <= UINT32_MAX;
-    return tsr_map_boxes(&maps->x, boxes, args->x, 1, args->rows.most, inner, GROUP_ROWS);
+    return args->rows.most / args->rows.k * (inner / TSR_VECTOR) <= UINT32_MAX &&
+           map_low(maps, boxes, args) &&
+           tsr_map_boxes(&maps->w, boxes, args->w, args->count, args->out, args->in,
+                         args->backward ? CHUNK : ACROSS);
 }
 
 bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *args,
@@ -484,10 +451,7 @@ bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *arg
 {
     void *boxes = tsr_kernels_kept(stream)->boxes;
     grouped_maps maps = {};
-    if (!boxes || !tsr_map_boxes(&maps.w, boxes, args->w, args->count, args->out, args->in,
-                                 args->backward ? CHUNK : ACROSS))
-        return false;
-    if (!map_rows(&maps, boxes, args))
+    if (!boxes || !args->rows.slot || !map_all(&maps, boxes, args))
         return false;
     *status = launch(stream, args, &maps);
     return true;

@@ -107,16 +107,42 @@ static __device__ __forceinline__ void tsr_bulk_add(int32_t *to, uint32_t from, 
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* What this thread has asked to add has been read from shared memory. */
-static __device__ __forceinline__ void tsr_bulk_add_wait(void)
+/* The same, stored. */
+static __device__ __forceinline__ void tsr_bulk_store_at(void *to, uint32_t from, unsigned bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* What this thread has asked to add or store has been read from shared memory. */
+static __device__ __forceinline__ void tsr_bulk_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* And has been added. */
-static __device__ __forceinline__ void tsr_bulk_add_finish(void)
+/* And is in global memory. */
+static __device__ __forceinline__ void tsr_bulk_finish(void)
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* ---- warpgroups ---- */
+
+/* Of a warpgroup's threads; `id` is 1 to 15. */
+static __device__ __forceinline__ void tsr_group_barrier(int id)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+/* Four matrices of 8 x 8 of a warp, as mma leaves their rows: their columns become rows of 16 bytes. Lane i
+ * has where row i % 8 of matrix i / 8 goes. */
+static __device__ __forceinline__ void tsr_store_turned(uint32_t to, const uint32_t word[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
 }
 
 /* ---- registers ---- */
@@ -268,6 +294,87 @@ static __device__ __forceinline__ void tsr_wgmma_64(float c[8][4], uint64_t left
                  : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_COLUMNS), "n"(COLUMNS));
 }
 
+/* The sums of the first columns among 192: 16, and so on. */
+#define TSR_SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TSR_SUMS_32                                                                                \
+    TSR_SUMS_16 ", "                                                                               \
+                "%8, %9, %10, %11, %12, %13, %14, %15"
+#define TSR_SUMS_48                                                                                \
+    TSR_SUMS_32 ", "                                                                               \
+                "%16, %17, %18, %19, %20, %21, %22, %23"
+#define TSR_SUMS_64                                                                                \
+    TSR_SUMS_48 ", "                                                                               \
+                "%24, %25, %26, %27, %28, %29, %30, %31"
+#define TSR_SUMS_80                                                                                \
+    TSR_SUMS_64 ", "                                                                               \
+                "%32, %33, %34, %35, %36, %37, %38, %39"
+#define TSR_SUMS_96                                                                                \
+    TSR_SUMS_80 ", "                                                                               \
+                "%40, %41, %42, %43, %44, %45, %46, %47"
+#define TSR_SUMS_112                                                                               \
+    TSR_SUMS_96 ", "                                                                               \
+                "%48, %49, %50, %51, %52, %53, %54, %55"
+#define TSR_SUMS_128                                                                               \
+    TSR_SUMS_112 ", "                                                                              \
+                 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define TSR_SUMS_144                                                                               \
+    TSR_SUMS_128 ", "                                                                              \
+                 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define TSR_SUMS_160                                                                               \
+    TSR_SUMS_144 ", "                                                                              \
+                 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define TSR_SUMS_176                                                                               \
+    TSR_SUMS_160 ", "                                                                              \
+                 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define TSR_SUMS_192                                                                               \
+    TSR_SUMS_176 ", "                                                                              \
+                 "%88, %89, %90, %91, %92, %93, %94, %95"
+
+#define TSR_CASE(n)                                                                                \
+    if (N == n)                                                                                    \
+        asm volatile("{\n"                                                                         \
+                     ".reg .pred p;\n"                                                             \
+                     "setp.ne.b32 p, %98, 0;\n"                                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" TSR_SUMS_##n     \
+                     "}, %96, %97, p, 1, 1, %99, 0;\n"                                             \
+                     "}"                                                                           \
+                     : TSR_SUMS(0), TSR_SUMS(4), TSR_SUMS(8), TSR_SUMS(12), TSR_SUMS(16),          \
+                       TSR_SUMS(20)                                                                \
+                     : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_COLUMNS));
+
+/* The same of N columns, 16 to 192 in steps of 16, that are the tile's rows: c[j], 8 j < N. */
+template <int N, int LEFT_COLUMNS>
+static __device__ __forceinline__ void tsr_wgmma_n(float c[24][4], uint64_t left, uint64_t right,
+                                                   bool add)
+{
+    static_assert(N > 0 && N <= 192 && N % 16 == 0, "there is such a product");
+    TSR_CASE(16)
+    TSR_CASE(32)
+    TSR_CASE(48)
+    TSR_CASE(64)
+    TSR_CASE(80)
+    TSR_CASE(96)
+    TSR_CASE(112)
+    TSR_CASE(128)
+    TSR_CASE(144)
+    TSR_CASE(160)
+    TSR_CASE(176)
+    TSR_CASE(192)
+}
+
+#undef TSR_CASE
+#undef TSR_SUMS_16
+#undef TSR_SUMS_32
+#undef TSR_SUMS_48
+#undef TSR_SUMS_64
+#undef TSR_SUMS_80
+#undef TSR_SUMS_96
+#undef TSR_SUMS_112
+#undef TSR_SUMS_128
+#undef TSR_SUMS_144
+#undef TSR_SUMS_160
+#undef TSR_SUMS_176
+#undef TSR_SUMS_192
 #undef TSR_SUMS
 #undef TSR_SUM
 
