@@ -12,12 +12,10 @@
 bool tsr_grouped_gemm_wide(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                            tsr_status *status);
 
-/* grouped_gemm_wgmma.cu: the same of rows that are gathered. */
+/* grouped_gemm_wgmma.cu: the same of rows that are gathered; and of args->stored, decoded as it is multiplied with: false also
+ * where its matrices leave gaps. */
 bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);
-
-/* grouped_gemm_codes.cu: of args->stored, decoded as it is multiplied with. False also where its matrices leave
- * gaps. */
 bool tsr_grouped_gemm_codes(tsr_stream *stream, const tsr_grouped_gemm_args *args,
                             tsr_status *status);
 
