@@ -152,9 +152,11 @@ static __device__ __forceinline__ float head_dot(const pair8 *a, const pair8 *b,
     return sum;
 }
 
-static __device__ __forceinline__ float head_rstd(const pair8 *y, const rope_shape *s)
+/* Of heads of 2 half columns. */
+static __device__ __forceinline__ float head_rstd(const pair8 *y, int64_t half, int group,
+                                                  float eps)
 {
-    return 1.0f / sqrtf(head_dot(y, y, s->group) / (float)(2 * s->half) + s->eps);
+    return 1.0f / sqrtf(head_dot(y, y, group) / (float)(2 * half) + eps);
 }
 
 static __device__ __forceinline__ void scale_pair(pair8 *y, const pair8 *by, float factor)
@@ -163,6 +165,24 @@ static __device__ __forceinline__ void scale_pair(pair8 *y, const pair8 *by, flo
     for (int j = 0; j < 8; j++) {
         y->low[j] = y->low[j] * factor * by->low[j];
         y->high[j] = y->high[j] * factor * by->high[j];
+    }
+}
+
+/* The derivative of y rstd(y) norm: dy -> rstd (norm dy - y rstd^2 mean(norm dy y)). All lanes of the
+ * warp call; of heads without a norm, where that is 1, dy stays. */
+static __device__ __forceinline__ void norm_backward(pair8 *dy, const pair8 *y, const pair8 *norm,
+                                                     bool has_norm, int64_t half, int group,
+                                                     float eps)
+{
+    scale_pair(dy, norm, 1);
+    float rstd = head_rstd(y, half, group, eps);
+    float shift = head_dot(dy, y, group) / (float)(2 * half) * rstd * rstd;
+    if (!has_norm)
+        return;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        dy->low[j] = rstd * (dy->low[j] - y->low[j] * shift);
+        dy->high[j] = rstd * (dy->high[j] - y->high[j] * shift);
     }
 }
 
@@ -223,15 +243,17 @@ tsr_status tsr_rope_normed(tsr_stream *stream, const tsr_rope_qkv_args *args);
 tsr_status tsr_rope_normed_back(tsr_stream *stream, const tsr_rope_qkv_backward_args *args,
                                 tsr_column_sums *sums);
 
-/* ---- rope_ring.cu: bf16 heads of 128 without bias and norm ---- */
+/* ---- rope_ring.cu: bf16 heads of 128 without bias ---- */
 
 /* Whether it takes the shape, and all of the parts. With `whole` all rows can be read in vectors. */
 bool tsr_rope_ring_takes(const rope_forward_args *args, bool whole);
-bool tsr_rope_ring_takes_sums(const rope_backward_args *args, bool whole);
+bool tsr_rope_ring_takes_back(const rope_backward_args *args, bool whole);
 
 /* back: args are of the backward, without g. */
 void tsr_rope_ring(tsr_stream *stream, const rope_forward_args *args, int64_t tokens,
                    int64_t strips, bool back);
-void tsr_rope_ring_sums(tsr_stream *stream, const rope_backward_args *args, tsr_tiling tiling);
+/* With sums or norms. */
+void tsr_rope_ring_back(tsr_stream *stream, const rope_backward_args *args, tsr_tiling tiling,
+                        bool normalized);
 
 #endif

@@ -2,7 +2,7 @@
  * rope_qkv.cu: contract rope_qkv.h; reference rope_qkv_ref.c. Positions are trusted to be in the
  * tables: whoever made them has checked.
  *
- * Lanes    rope_parts.cuh. bf16 heads of 128 without bias and norm have rope_ring.cu.
+ * Lanes    rope_parts.cuh. bf16 heads of 128 without bias have rope_ring.cu.
  * Split    Without sums over tokens a warp has one token and STEPS strips, all asked for at once,
  *          which share one row of the tables; g and bias come from L1. With dm (and in the backward
  *          of the heads' norm) a warp keeps one strip and goes through the tokens of a chunk, two
@@ -52,7 +52,7 @@ static __device__ __forceinline__ void turn_pair(const rope_forward_args *a, con
         affine8(y.low, part, l->column, l->count, whole);
         affine8(y.high, part, l->column + s->half, l->count, whole);
     }
-    float rstd = normalized ? head_rstd(&y, s) : 1;
+    float rstd = normalized ? head_rstd(&y, s->half, s->group, s->eps) : 1;
     if (normalized && l->count == 0)
         return;
     if (normalized && part->norm.data) {
@@ -172,24 +172,6 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
 
 /* ---- backward with sums or norms ---- */
 
-/* The derivative of y rstd(y) norm: dy -> rstd (norm dy - y rstd^2 mean(norm dy y)). All lanes of the
- * warp call; of heads without a norm dy stays. */
-static __device__ __forceinline__ void norm_backward(pair8 *dy, const pair8 *y, const pair8 *norm,
-                                                     const rope_shape *s, bool has_norm)
-{
-    pair8 weighed = *dy;
-    scale_pair(&weighed, norm, 1);
-    float rstd = head_rstd(y, s);
-    float shift = head_dot(&weighed, y, s->group) / (float)(2 * s->half) * rstd * rstd;
-    if (!has_norm)
-        return;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        dy->low[j] = rstd * (weighed.low[j] - y->low[j] * shift);
-        dy->high[j] = rstd * (weighed.high[j] - y->high[j] * shift);
-    }
-}
-
 /* What a lane keeps while it goes through the tokens. */
 typedef struct {
     rope_lane lane;
@@ -238,7 +220,7 @@ static __device__ __forceinline__ void back_pair(backward_lane *b, const rope_sh
         pair8 y = z;
         if (l->count)
             affine(&y, &b->g, &b->bias);
-        norm_backward(&dy, &y, &b->norm, s, b->part.norm.data != NULL);
+        norm_backward(&dy, &y, &b->norm, b->part.norm.data != NULL, s->half, s->group, s->eps);
     }
     if (l->count == 0)
         return;
@@ -359,10 +341,10 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
     bool normalized = false, whole = take_parts(&a, &normalized, args);
     tsr_tiling tiling = tsr_tiling_make(shape->tokens, strips, a.partials != NULL, whole);
     if (tiling.chunks) {
-        if (normalized)
+        if ((normalized || a.partials) && tsr_rope_ring_takes_back(&a, whole))
+            tsr_rope_ring_back(stream, &a, tiling, normalized);
+        else if (normalized)
             TSR_TILE_LAUNCH(back_normalized, &a, tiling, stream);
-        else if (tsr_rope_ring_takes_sums(&a, whole))
-            tsr_rope_ring_sums(stream, &a, tiling);
         else if (a.partials)
             TSR_TILE_LAUNCH(back_sums, &a, tiling, stream);
         else

@@ -1,6 +1,6 @@
 /*
- * rope_ring.cu: rope_qkv.h for bf16 heads of 128 without bias and norm: what a step of most models has.
- * The same bits as rope_qkv.cu, which has the rest.
+ * rope_ring.cu: rope_qkv.h for bf16 heads of 128 without bias, with or without the heads' norm: what a step
+ * of most models has. The same bits as rope_qkv.cu, which has the rest.
  *
  * Split    The tiles of column_sum.cuh: a warp keeps a strip of four heads, with g and the sums in
  *          registers, and goes through the tokens of a chunk.
@@ -14,6 +14,7 @@
 #include "kernels/rope_parts.cuh"
 
 #define HALF        64
+#define GROUP       8                  /* lanes of a head */
 #define PIECE       16                 /* bytes */
 #define LANES_BYTES (TSR_WARP * PIECE) /* a piece of each lane */
 #define INPUT_BYTES (2 * LANES_BYTES)  /* low and high */
@@ -23,7 +24,7 @@
 /* Of a ring: one is worked on, the others are under way. With the sums' 8 KB neither takes more shared
  * memory than a kernel has without asking. */
 #define STAGES      3
-#define STAGES_SUMS 2
+#define STAGES_BACK 2
 
 extern __shared__ __align__(16) char memory[];
 
@@ -160,9 +161,12 @@ static __device__ __forceinline__ void store_bf16(uint16_t *out, const pair8 *y)
 
 /* As many turns are unrolled as the ring has stages, whose places are constants then. It takes 72 to 80
  * registers, so that three blocks are on a multiprocessor: four, which read from more places at a time, are
- * slower. */
-template <bool SCALED, bool BACK>
-static __global__ void __launch_bounds__(TSR_TILE_THREADS, 3)
+ * slower. With g and norm it takes more. Where heads are normalized, lanes behind the last one add up what lies
+ * there, among themselves. */
+#define FORWARD_BLOCKS(scaled, normed) ((scaled) && (normed) ? 2 : 3)
+
+template <bool SCALED, bool NORMED, bool BACK>
+static __global__ void __launch_bounds__(TSR_TILE_THREADS, FORWARD_BLOCKS(SCALED, NORMED))
     ring_forward(const __grid_constant__ rope_forward_args a,
                  const __grid_constant__ tsr_tiling tiling)
 {
@@ -174,30 +178,40 @@ static __global__ void __launch_bounds__(TSR_TILE_THREADS, 3)
     p.in[0] = (const uint16_t *)part.z + p.first * l->stride + l->column;
     uint16_t *out = (uint16_t *)part.out + p.first * l->stride + l->column;
     begin_ring<1, STAGES>(&p);
-    pair8 g, none;
+    pair8 g, norm, none;
     zero_pair(&none);
-    if (SCALED && l->count)
-        float_pair(&g, part.g, l->column, HALF, TSR_VECTOR, 1, true);
+    if (SCALED)
+        float_pair(&g, l->count ? part.g : NULL, l->column, HALF, TSR_VECTOR, 1, true);
+    if (NORMED)
+        frozen_pair(&norm, part.norm, l->i, HALF, TSR_VECTOR, 1, true);
 #pragma unroll 3
     for (int turn = 0; turn < p.turns; turn++) {
         const char *stage = next_stage<1, STAGES>(&p, turn);
-        if (l->count) {
+        if (NORMED || l->count) {
             pair8 y;
             staged_pair(&y, stage);
             if (SCALED)
                 affine(&y, &g, &none);
+            if (NORMED) {
+                float rstd = head_rstd(&y, HALF, GROUP, a.shape.eps);
+                if (part.norm.data)
+                    scale_pair(&y, &norm, rstd);
+            }
             if (l->part != 2)
                 rotate_staged(&y, stage + INPUT_BYTES, l->i, BACK);
-            store_bf16(out + (int64_t)turn * TSR_TILE_WARPS * l->stride, &y);
+            if (l->count)
+                store_bf16(out + (int64_t)turn * TSR_TILE_WARPS * l->stride, &y);
         }
         __syncwarp(); /* all have read what is overwritten next */
     }
 }
 
-/* ---- backward with all sums ---- */
+/* ---- backward with sums or norms ---- */
 
-static __global__ void __launch_bounds__(TSR_TILE_THREADS, 2)
-    ring_sums(const __grid_constant__ rope_backward_args a,
+/* SCALED: with g and sums. A part without sums and norm has no z; what is read in its place goes nowhere. */
+template <bool SCALED, bool NORMED>
+static __global__ void __launch_bounds__(TSR_TILE_THREADS, SCALED ? 2 : 3)
+    ring_back(const __grid_constant__ rope_backward_args a,
               const __grid_constant__ tsr_tiling tiling)
 {
     tsr_kernel_begin();
@@ -207,28 +221,42 @@ static __global__ void __launch_bounds__(TSR_TILE_THREADS, 2)
     tsr_rope_backward_part part = l->part == 0 ? a.part[0] : l->part == 1 ? a.part[1] : a.part[2];
     int64_t at = p.first * l->stride + l->column;
     p.in[0] = (const uint16_t *)part.dout + at;
-    p.in[1] = (const uint16_t *)part.z + at;
+    p.in[1] = (const uint16_t *)(part.z ? part.z : part.dout) + at;
     uint16_t *out = (uint16_t *)part.dz + at;
-    begin_ring<2, STAGES_SUMS>(&p);
-    pair8 g, sum;
+    begin_ring<2, STAGES_BACK>(&p);
+    pair8 g, norm, none, sum;
+    zero_pair(&none);
     zero_pair(&sum);
-    if (l->count)
-        float_pair(&g, part.g, l->column, HALF, TSR_VECTOR, 1, true);
+    if (SCALED)
+        float_pair(&g, l->count ? part.g : NULL, l->column, HALF, TSR_VECTOR, 1, true);
+    if (NORMED)
+        frozen_pair(&norm, part.norm, l->i, HALF, TSR_VECTOR, 1, true);
     for (int turn = 0; turn < p.turns; turn++) {
-        const char *stage = next_stage<2, STAGES_SUMS>(&p, turn);
-        if (l->count) {
+        const char *stage = next_stage<2, STAGES_BACK>(&p, turn);
+        if (NORMED || l->count) {
             pair8 dy, z;
             staged_pair(&dy, stage);
             if (l->part != 2)
                 rotate_staged(&dy, stage + 2 * INPUT_BYTES, l->i, true);
             staged_pair(&z, stage + INPUT_BYTES);
-            add_products(&sum, &dy, &z);
-            scale_pair(&dy, &g, 1);
-            store_bf16(out + (int64_t)turn * TSR_TILE_WARPS * l->stride, &dy);
+            if (NORMED) {
+                if (SCALED)
+                    affine(&z, &g, &none);
+                norm_backward(&dy, &z, &norm, part.norm.data != NULL, HALF, GROUP, a.shape.eps);
+                if (SCALED)
+                    staged_pair(&z, stage + INPUT_BYTES);
+            }
+            if (SCALED) {
+                add_products(&sum, &dy, &z);
+                scale_pair(&dy, &g, 1);
+            }
+            if (l->count)
+                store_bf16(out + (int64_t)turn * TSR_TILE_WARPS * l->stride, &dy);
         }
         __syncwarp(); /* all have read what is overwritten next */
     }
-    write_partials(&a, &place, &sum);
+    if (SCALED && a.partials)
+        write_partials(&a, &place, &sum);
 }
 
 /* ---- which, and launching ---- */
@@ -244,38 +272,52 @@ bool tsr_rope_ring_takes(const rope_forward_args *args, bool whole)
     const tsr_rope_part *p = args->part;
     bool scaled = p[0].g != NULL, takes = takes_shape(&args->shape, args->dtype, whole);
     for (int i = 0; i < 3; i++)
-        takes = takes && (p[i].g != NULL) == scaled && !p[i].bias.data && !p[i].norm.data;
+        if (p[i].out)
+            takes = takes && (p[i].g != NULL) == scaled && !p[i].bias.data;
     return takes;
 }
 
-bool tsr_rope_ring_takes_sums(const rope_backward_args *args, bool whole)
+bool tsr_rope_ring_takes_back(const rope_backward_args *args, bool whole)
 {
-    bool takes = takes_shape(&args->shape, args->dtype, whole) && args->partials;
+    bool takes = takes_shape(&args->shape, args->dtype, whole);
     for (int i = 0; i < 3; i++)
-        takes = takes && args->part[i].z && !args->part[i].norm.data;
+        takes = takes && !(args->part[i].norm.data && args->part[i].bias.data);
     return takes;
 }
+
+#define LAUNCH(kernel, bytes, args, tiling)                                                        \
+    TSR_LAUNCH_SHARED((kernel), tsr_tiling_blocks(&(tiling)), TSR_TILE_THREADS, bytes, stream,     \
+                      *(args), tiling)
 
 void tsr_rope_ring(tsr_stream *stream, const rope_forward_args *args, int64_t tokens,
                    int64_t strips, bool back)
 {
     tsr_tiling tiling = tsr_tiling_make(tokens, strips, false, true);
     size_t bytes = TSR_TILE_WARPS * STAGES * (INPUT_BYTES + TABLE_BYTES);
-    unsigned blocks = tsr_tiling_blocks(&tiling);
+    bool scaled = args->part[0].g, normed = args->part[0].norm.data || args->part[1].norm.data;
     if (back)
-        TSR_LAUNCH_SHARED((ring_forward<false, true>), blocks, TSR_TILE_THREADS, bytes, stream,
-                          *args, tiling);
-    else if (args->part[0].g)
-        TSR_LAUNCH_SHARED((ring_forward<true, false>), blocks, TSR_TILE_THREADS, bytes, stream,
-                          *args, tiling);
+        LAUNCH((ring_forward<false, false, true>), bytes, args, tiling);
+    else if (scaled && normed)
+        LAUNCH((ring_forward<true, true, false>), bytes, args, tiling);
+    else if (normed)
+        LAUNCH((ring_forward<false, true, false>), bytes, args, tiling);
+    else if (scaled)
+        LAUNCH((ring_forward<true, false, false>), bytes, args, tiling);
     else
-        TSR_LAUNCH_SHARED((ring_forward<false, false>), blocks, TSR_TILE_THREADS, bytes, stream,
-                          *args, tiling);
+        LAUNCH((ring_forward<false, false, false>), bytes, args, tiling);
 }
 
-void tsr_rope_ring_sums(tsr_stream *stream, const rope_backward_args *args, tsr_tiling tiling)
+void tsr_rope_ring_back(tsr_stream *stream, const rope_backward_args *args, tsr_tiling tiling,
+                        bool normalized)
 {
-    size_t bytes = TSR_TILE_WARPS * STAGES_SUMS * (2 * INPUT_BYTES + TABLE_BYTES);
-    TSR_LAUNCH_SHARED(ring_sums, tsr_tiling_blocks(&tiling), TSR_TILE_THREADS, bytes, stream, *args,
-                      tiling);
+    size_t bytes = TSR_TILE_WARPS * STAGES_BACK * (2 * INPUT_BYTES + TABLE_BYTES);
+    bool scaled = args->partials != NULL;
+    for (int i = 0; i < 3; i++)
+        scaled = scaled || args->part[i].g;
+    if (!normalized)
+        LAUNCH((ring_back<true, false>), bytes, args, tiling);
+    else if (scaled)
+        LAUNCH((ring_back<true, true>), bytes, args, tiling);
+    else
+        LAUNCH((ring_back<false, true>), bytes, args, tiling);
 }

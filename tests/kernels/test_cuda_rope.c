@@ -236,7 +236,7 @@ static void rope_matches(void **state)
     shift = 0;
 }
 
-/* What has a kernel of its own: all g or none, all dm or none. Strips that are not full, with heads of two
+/* What has a kernel of its own: all g or none, all dm or none, norms. Strips that are not full, with heads of two
  * parts; chunks that are not full, and of more than 32 turns. */
 static void rope_heads_of_128_match(void **state)
 {
@@ -244,14 +244,15 @@ static void rope_heads_of_128_match(void **state)
     static const int64_t shape[][3] = {{1, 1, 1},    {7, 3, 1},    {33, 5, 3},   {130, 8, 2},
                                        {260, 32, 8}, {1100, 2, 1}, {17000, 1, 1}};
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        for (int variant = 0; variant < 8; variant++) {
+        for (int variant = 0; variant < 16; variant++) {
             rope_kind k = {.tokens = shape[i][0],
                            .q_heads = (int32_t)shape[i][1],
                            .kv_heads = (int32_t)shape[i][2],
                            .dim = 128,
+                           .norm = variant / 8,
                            .scaled = variant % 2,
                            .sums = variant / 2 % 2 ? 7 : 0,
-                           .alias = variant / 4,
+                           .alias = variant / 4 % 2,
                            .dtype = TSR_BF16};
             if (!cuda_turn())
                 continue;
