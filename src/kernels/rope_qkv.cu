@@ -2,7 +2,8 @@
  * rope_qkv.cu: contract rope_qkv.h; reference rope_qkv_ref.c. Positions are trusted to be in the
  * tables: whoever made them has checked.
  *
- * Lanes    rope_parts.cuh. bf16 heads of 128 without bias have rope_ring.cu.
+ * Lanes    rope_parts.cuh. bf16 heads of 128 without bias have rope_ring.cu. v that is only to be put where it is
+ *          already is left out.
  * Split    Without sums over tokens a warp has one token and STEPS strips, all asked for at once,
  *          which share one row of the tables; g and bias come from L1. With dm (and in the backward
  *          of the heads' norm) a warp keeps one strip and goes through the tokens of a chunk, two
@@ -150,11 +151,13 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
     if (tsr_rope_is_odd(&args->shape))
         return tsr_rope_odd(stream, args);
     rope_forward_args a = {};
-    a.shape = shape_of(&args->shape, args->part[2].out);
+    const tsr_rope_part *v = &args->part[2];
+    bool v_stays = v->out == v->z && !v->g && !v->bias.data;
+    a.shape = shape_of(&args->shape, v_stays ? NULL : v->out);
     a.dtype = args->shape.dtype;
     int64_t tokens = args->shape.tokens, strips = strips_of(&a.shape), half = a.shape.half;
     bool whole = whole_tables(&a.shape), normalized = false;
-    for (int p = 0; p < 3; p++) {
+    for (int p = 0; p < (v_stays ? 2 : 3); p++) {
         const tsr_rope_part *part = &args->part[p];
         a.part[p] = *part;
         normalized |= part->norm.data != NULL;
@@ -280,6 +283,12 @@ back_tile(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype
 TSR_TILE_KERNELS(back_sums, (back_tile<false, 2>), rope_backward_args, 2)
 TSR_TILE_KERNELS(back_normalized, (back_tile<true, 1>), rope_backward_args, 1)
 
+static bool v_stays(const tsr_rope_qkv_backward_args *args)
+{
+    const tsr_rope_backward_part *v = &args->part[2];
+    return v->dz == v->dout && !v->g && !v->dm;
+}
+
 /* The parts as the kernel reads them: z only where it is needed. Returns whether all rows can be
  * read in vectors. */
 static bool take_parts(rope_backward_args *a, bool *normalized,
@@ -287,7 +296,7 @@ static bool take_parts(rope_backward_args *a, bool *normalized,
 {
     bool whole = whole_tables(&a->shape);
     int64_t half = a->shape.half;
-    for (int p = 0; p < 3; p++) {
+    for (int p = 0; p < (v_stays(args) ? 2 : 3); p++) {
         tsr_rope_backward_part *part = &a->part[p];
         *part = args->part[p];
         if (!part->dm && !part->norm.data)
@@ -333,7 +342,7 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
     if (tsr_rope_is_odd(shape))
         return tsr_rope_odd_back(stream, args, &sums);
     rope_backward_args a = {};
-    a.shape = shape_of(shape, args->part[2].dz);
+    a.shape = shape_of(shape, v_stays(args) ? NULL : args->part[2].dz);
     a.dtype = shape->dtype;
     a.columns = sums.columns;
     a.partials = tsr_column_sums_wanted(&sums) ? args->partials : NULL;

@@ -14,7 +14,8 @@
  *     dm[j] = (sum over t of dy[t, j] z[t, j]) / n[j]: the sum rounded once, then divided in fp32.
  * z is read only for dm and for the heads' norm. bias and norm are frozen.
  *
- * Cost     2 tokens (Hq + 2 Hkv) D elements each way, 3 where z is read.
+ * Cost     2 tokens (Hq + 2 Hkv) D elements each way, 3 where z is read. On GPUs v costs nothing where it is already
+ *          where it shall be, without g, bias and dm.
  */
 #ifndef TSR_KERNELS_ROPE_QKV_H
 #define TSR_KERNELS_ROPE_QKV_H
