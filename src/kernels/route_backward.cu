@@ -2,13 +2,15 @@
  * route_backward.cu: contract route.h, the gradient and the statistics; reference route_backward_ref.c.
  *
  * dlogits  A warp has a token. All lanes write what every expert has, then lane j adds slot j's.
- * dx       dlogits W with bf16 W and dx on tensor cores: 64 tokens x 128 columns a block, 32 experts a
- *          stage, two stages. dlogits is fp32 and taken as a sum of two bf16, its upper and lower half
- *          (16 bits of it). Anything else in fp32 on the other cores, in order. Neither depends on the
- *          number of tokens.
+ * dx       dlogits W with bf16 W and dx on tensor cores. dlogits is fp32 and taken as a sum of two bf16, its upper
+ *          and lower half (16 bits of it). Up to 128 experts: a block has 64 tokens, keeps their dlogits in registers
+ *          and goes through its columns, 128 at a time, of which the next are under way. More: 64 tokens x 128 columns
+ *          a block, 32 experts a stage, two stages. Anything else in fp32 on the other cores, in order. None depends
+ *          on the number of tokens, and the first two add up alike.
  * stats    A block has 32 tokens: the largest logit and the sum of each by warps, then a column of them a
  *          thread. Sums are of integers, so atomics give the same numbers in any order.
- * Cost     as in route.h; dlogits is read from L2 by h / 128 blocks, W by T / 64.
+ * Cost     as in route.h; W is read from L2 by T / 64 blocks, dlogits by h / 128, of up to 128 experts by two where
+ *          tokens are many.
  */
 #include "kernels/mma.cuh"
 #include "kernels/route_parts.cuh"
@@ -201,6 +203,156 @@ static __global__ void __launch_bounds__(ROUTE_THREADS, 3)
     store_dx(&a, &shared, c, first, column);
 }
 
+/* ---- the same of few experts: dlogits stays in registers, and W goes by ---- */
+
+#define FEW               128                    /* experts */
+#define FEW_STEPS         16                     /* experts of a step */
+#define FEW_BLOCKS(steps) ((steps) <= 2 ? 3 : 2) /* on a multiprocessor */
+
+/* 128 columns: all of W, and dx as it is, then as it will be. Part c of row i lies at c ^ i % 8. */
+template <int STEPS> struct few_stage {
+    __nv_bfloat16 w[FEW_STEPS * STEPS * COLUMNS], dx[TOKENS * COLUMNS];
+};
+
+static __device__ __forceinline__ int few_at(int row, int part)
+{
+    return row * COLUMNS + (part ^ row % 8) * 8;
+}
+
+template <int STEPS>
+static __device__ __forceinline__ void
+few_fetch(few_stage<STEPS> *to, const tsr_route_backward_args *a, int64_t first, int64_t column)
+{
+    constexpr int step = ROUTE_THREADS / PARTS;
+    int row = (int)threadIdx.x / PARTS, part = (int)threadIdx.x % PARTS, at = few_at(row, part);
+    bool inside = column + part * 8 < a->h;
+    int64_t from = row * a->h + column + part * 8;
+    const __nv_bfloat16 *w = (const __nv_bfloat16 *)a->weight.data + from;
+    const __nv_bfloat16 *dx = (const __nv_bfloat16 *)a->dx + first * a->h + from;
+#pragma unroll
+    for (int i = 0; i < FEW_STEPS * STEPS; i += step, w += step * a->h)
+        tsr_copy16(to->w + at + i * COLUMNS, w, inside && row + i < a->how.experts);
+    if (!a->add)
+        return;
+#pragma unroll
+    for (int i = 0; i < TOKENS; i += step, dx += step * a->h)
+        tsr_copy16(to->dx + at + i * COLUMNS, dx, inside && first + row + i < a->tokens);
+}
+
+/* A warp's 16 tokens. In the place of those that do not exist the last one is read. */
+template <int STEPS>
+static __device__ __forceinline__ void few_dlogits(uint32_t (*high)[4], uint32_t (*low)[4],
+                                                   const tsr_route_backward_args *a, int64_t token)
+{
+    int lane = threadIdx.x % TSR_WARP, experts = (int)a->how.experts;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int64_t row = min(token + lane / 4 + j % 2 * 8, a->tokens - 1);
+            int e = k * FEW_STEPS + lane % 4 * 2 + j / 2 * 8;
+            float2 ds = make_float2(0, 0);
+            if (e < experts)
+                ds = *(const float2 *)(a->dlogits + row * experts + e);
+            split(&high[k][j], &low[k][j], ds);
+        }
+}
+
+/* 32 columns of a warp, from part `part` on: their dx in shared memory. */
+template <int STEPS>
+static __device__ __forceinline__ void few_columns(few_stage<STEPS> *stage, uint32_t (*high)[4],
+                                                   uint32_t (*low)[4], int token, int part,
+                                                   bool add)
+{
+    int lane = threadIdx.x % TSR_WARP;
+    int at[2] = {few_at(lane % 16, part + lane / 16), few_at(lane % 16, part + 2 + lane / 16)};
+    float c[4][4] = {};
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        uint32_t w[2][4];
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            tsr_ldmatrix_t(w[j], stage->w + at[j] + k * FEW_STEPS * COLUMNS);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            tsr_mma(c[j], high[k], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            tsr_mma(c[j], low[k], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int j = i / 2, half = i % 2 * 2;
+        __nv_bfloat16 *at = stage->dx + few_at(token + lane / 4 + 8 * (i % 2), part + j);
+        uint32_t *dx = (uint32_t *)at + lane % 4, old = add ? *dx : 0;
+        float x = c[j][half], y = c[j][half + 1];
+        if (add)
+            x += __uint_as_float(old << 16), y += __uint_as_float(old & 0xffff0000u);
+        *dx = tsr_pack_bf16(x, y);
+    }
+}
+
+/* A warp's 16 tokens and 64 columns, from part `part` on, which it alone has written. */
+template <int STEPS>
+static __device__ __forceinline__ void few_store(const tsr_route_backward_args *a,
+                                                 const few_stage<STEPS> *stage, int64_t first,
+                                                 int64_t column, int token, int part)
+{
+    int lane = threadIdx.x % TSR_WARP;
+    part += lane % 8;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        int row = token + i + lane / 8;
+        if (first + row < a->tokens && column + part * 8 < a->h)
+            *(uint4 *)((__nv_bfloat16 *)a->dx + (first + row) * a->h + column + part * 8) =
+                *(const uint4 *)(stage->dx + few_at(row, part));
+    }
+}
+
+template <int STEPS>
+static __global__ void __launch_bounds__(ROUTE_THREADS, FEW_BLOCKS(STEPS))
+    dx_few(const __grid_constant__ tsr_route_backward_args a, int64_t columns)
+{
+    tsr_kernel_begin();
+    extern __shared__ __align__(128) char memory[];
+    few_stage<STEPS> *stage = (few_stage<STEPS> *)memory;
+    int warp = (int)threadIdx.x / TSR_WARP, token = warp % 4 * 16, part = warp / 4 * 8;
+    int64_t first = (int64_t)blockIdx.x * TOKENS, column = (int64_t)blockIdx.y * columns;
+    int64_t end = min(a.h, column + columns);
+    uint32_t high[STEPS][4], low[STEPS][4];
+    few_fetch(stage, &a, first, column);
+    tsr_copy_commit();
+    few_dlogits<STEPS>(high, low, &a, first + token);
+    for (int turn = 0; column < end; column += COLUMNS, turn ^= 1) {
+        tsr_copy_wait();
+        __syncthreads(); /* the stage is there, and the other one has been read */
+        if (column + COLUMNS < end)
+            few_fetch(stage + (turn ^ 1), &a, first, column + COLUMNS);
+        tsr_copy_commit();
+#pragma unroll 1
+        for (int i = 0; i < 8; i += 4)
+            few_columns(stage + turn, high, low, token, part + i, a.add);
+        few_store(&a, stage + turn, first, column, token, part);
+    }
+}
+
+/* The columns are split so that all blocks are there at once. */
+template <int STEPS>
+static tsr_status launch_few(tsr_stream *stream, const tsr_route_backward_args *args)
+{
+    int64_t slots =
+        FEW_BLOCKS(STEPS) * tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count;
+    int64_t tokens = tsr_blocks(args->tokens, TOKENS), strips = tsr_blocks(args->h, COLUMNS);
+    int64_t parts = max((int64_t)1, min(strips, slots / tokens));
+    int64_t columns = tsr_blocks(strips, parts) * (int64_t)COLUMNS;
+    int bytes = 2 * (int)sizeof(few_stage<STEPS>);
+    TSR_TRY(tsr_allow_shared(stream, (const void *)dx_few<STEPS>, bytes, "route_backward"));
+    TSR_LAUNCH_SHARED(dx_few<STEPS>, dim3((unsigned)tokens, tsr_blocks(args->h, columns)),
+                      ROUTE_THREADS, bytes, stream, *args, columns);
+    return TSR_OK;
+}
+
 /* ---- dx in fp32 ---- */
 
 static __global__ void __launch_bounds__(ROUTE_THREADS)
@@ -249,6 +401,10 @@ extern "C" tsr_status tsr_route_backward_cuda(tsr_stream *stream,
     if (!args->weight.data)
         TSR_LAUNCH(dx_given, tsr_blocks(args->tokens * args->h, ROUTE_THREADS), ROUTE_THREADS,
                    stream, *args);
+    else if (mma && args->how.experts <= FEW)
+        TSR_TRY(args->how.experts <= 32   ? launch_few<2>(stream, args)
+                : args->how.experts <= 64 ? launch_few<4>(stream, args)
+                                          : launch_few<8>(stream, args));
     else if (mma)
         TSR_LAUNCH(dx_mma, dim3(tokens, tsr_blocks(args->h, COLUMNS)), ROUTE_THREADS, stream,
                    *args);

@@ -365,6 +365,22 @@ static void gradient_matches_at_every_size(void **state)
     }
 }
 
+/* So many tokens that a block has more than 128 columns. */
+static void gradient_matches_at_real_shapes(void **state)
+{
+    (void)state;
+    const int64_t shapes[][4] = {
+        {128, 8, 2048, 3000}, {128, 8, 1000, 8200}, {32, 4, 2880, 1500}, {8, 2, 4096, 2100}};
+    for (int i = 0; i < 8; i++) {
+        const int64_t *of = shapes[i / 2];
+        route_case c = {.name = "real", .bf16 = true};
+        c.how = (tsr_routing){.experts = of[0], .k = of[1], .normalise = true};
+        c = shaped(&c, of[3], of[2]);
+        if (cuda_turn())
+            backward_one(&c, TSR_BF16, false, i % 2, true);
+    }
+}
+
 /* ---- statistics ---- */
 
 static void run_stats(int64_t *out, const tsr_route_stats_args *args, int64_t experts)
@@ -592,6 +608,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_token_has_the_same_bits_anywhere),
         cmocka_unit_test(gradient_matches_in_every_family),
         cmocka_unit_test(gradient_matches_at_every_size),
+        cmocka_unit_test(gradient_matches_at_real_shapes),
         cmocka_unit_test(statistics_match),
     };
     if (argc < 2 || strcmp(argv[1], "time") != 0)
