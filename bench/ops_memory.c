@@ -40,8 +40,10 @@ void *ops_take(uint64_t bytes)
     return at;
 }
 
+/* What is still being copied there would come after what is written next. */
 void ops_forget(void)
 {
+    ops_must(tsr_stream_synchronize(stream), "random data");
     arena_used = pools_end;
 }
 
