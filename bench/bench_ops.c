@@ -230,7 +230,8 @@ static void norms(void)
     REPORT(scatter_rows, "scatter_rows", "8192x4096", 4 * count, 0, scatter);
 }
 
-static void rope(bool dora)
+/* normed: heads have a norm, and v that is not changed stays where it is, as in a step. */
+static void rope(int32_t kv_heads, bool dora, bool normed)
 {
     ops_forget();
     int32_t *positions = ops_integers(T, 2048, false);
@@ -239,30 +240,43 @@ static void rope(bool dora)
                             .positions = positions,
                             .tokens = T,
                             .q_heads = HQ,
-                            .kv_heads = HK,
+                            .kv_heads = kv_heads,
                             .head_dim = HD,
                             .position_count = 2048,
                             .norm_eps = 1e-6f,
                             .dtype = TSR_BF16};
     tsr_rope_qkv_args args = {.shape = heads};
-    tsr_rope_qkv_backward_args back = {.shape = heads, .partials = partials((HQ + 2 * HK) * HD)};
+    tsr_rope_qkv_backward_args back = {.shape = heads,
+                                       .partials = partials((HQ + 2 * kv_heads) * HD)};
     for (int p = 0; p < 3; p++) {
-        int64_t width = (p ? HK : HQ) * HD;
+        int64_t width = (p ? kv_heads : HQ) * HD;
         float *g = dora ? ops_f32(width) : NULL;
-        void *z = ops_bf16(T * width), *out = ops_take((uint64_t)(T * width) * 2);
-        args.part[p] = (tsr_rope_part){.z = z, .out = out, .g = g};
-        back.part[p] = (tsr_rope_backward_part){.dout = ops_bf16(T * width),
+        void *z = ops_bf16(T * width), *dout = ops_bf16(T * width);
+        bool stays = normed && !dora && p == 2;
+        tsr_frozen norm = {normed && p < 2 ? ops_bf16(HD) : NULL, TSR_BF16};
+        args.part[p] = (tsr_rope_part){.z = z, .g = g, .norm = norm};
+        args.part[p].out = stays ? z : ops_take((uint64_t)(T * width) * 2);
+        back.part[p] = (tsr_rope_backward_part){.dout = dout,
                                                 .z = z,
-                                                .dz = out,
+                                                .dz = stays ? dout : args.part[p].out,
                                                 .g = g,
                                                 .n = dora ? ops_f32(width) : NULL,
-                                                .dm = dora ? ops_f32(width) : NULL};
+                                                .dm = dora ? ops_f32(width) : NULL,
+                                                .norm = norm};
     }
-    double count = (double)T * (HQ + 2 * HK) * HD;
-    const char *shape = "8192, 32+2x8 of 128";
-    REPORT(rope_qkv, dora ? "rope_qkv with g" : "rope_qkv", shape, 4 * count, 0, args);
-    REPORT(rope_qkv_backward, dora ? "rope_qkv_backward with dm" : "rope_qkv_backward", shape,
-           (dora ? 6 : 4) * count, 0, back);
+    double count = (double)T * (HQ + (normed && !dora ? 1 : 2) * kv_heads) * HD;
+    char shape[64], name[64];
+    snprintf(shape, sizeof shape, "8192, %d+2x%d of 128", HQ, (int)kv_heads);
+    snprintf(name, sizeof name, "rope_qkv%s%s", normed ? " with norm" : "",
+             !dora    ? ""
+             : normed ? ", g"
+                      : " with g");
+    REPORT(rope_qkv, name, shape, 4 * count, 0, args);
+    snprintf(name, sizeof name, "rope_qkv_backward%s%s", normed ? " with norm" : "",
+             !dora    ? ""
+             : normed ? ", dm"
+                      : " with dm");
+    REPORT(rope_qkv_backward, name, shape, (dora || normed ? 6 : 4) * count, 0, back);
 }
 
 static void mlp(bool dora)
@@ -589,8 +603,10 @@ static void run_all(void)
     }
     nf4_loading(14336, 4096);
     norms();
-    rope(false);
-    rope(true);
+    rope(HK, false, false);
+    rope(HK, true, false);
+    rope(4, false, true);
+    rope(4, true, true);
     mlp(false);
     mlp(true);
     composes(T, D);
