@@ -258,9 +258,10 @@ static void forward_and_backward_match_fp64(void **state)
         forward64(&f.exact);
         /* The scores themselves are rounded: 40 times larger ones (1600 in the dot) lose more. */
         double loose = cases[i].scores > 1 ? 200 : 1;
-        if (cases[i].softcap ==
-            50) /* a capped score is a difference of numbers as large as the cap: 3e-6 */
-            loose = 2;
+        /* A capped score is a difference of numbers as large as the cap: off by 50 2^-24 = 3e-6 at most, and a mean of
+         * values of at most 1 by twice that. How much of it is met depends on the processor's own kernels. */
+        if (cases[i].softcap == 50)
+            loose = 3;
         expect_close("o", f.out, f.exact.o, f.o_count, F32_TOLERANCE * loose);
         expect_close("lse", f.out + f.o_count, f.exact.lse, f.lse_count, F32_TOLERANCE);
         run_on_pools(run_backward, &f.run, f.gradient, f.q_count + f.k_count + f.v_count);
