@@ -94,7 +94,7 @@ typedef struct {
     tsr_combine_backward_args backward;
 } combine_data;
 
-/* i chooses the variant: with p or without, added or written, with a bias or without. */
+/* i chooses the variant: with p or without, added or written, a bias in fp32 or bf16. */
 static combine_data new_combine(int i, int64_t capacity)
 {
     int64_t tokens = shapes[i][0], k = shapes[i][1], experts = shapes[i][2], slots = tokens * k;

@@ -34,6 +34,9 @@ static const attention_case own_cases[] = {
     {700, 2, 6, 3, 128, 64, {129, 555}, 0, 0, 0.2f},
     {300, 1, 2, 1, 128, 0, {290}, 40},
     {5, 0, 2, 1, 128, 0, {0}},
+    /* of that backward's blocks so many that they go in turn, and more blocks of keys than it orders at a time */
+    {1030, 3, 64, 64, 128, 0, {500, 1, 520}},
+    {33100, 3, 1, 1, 128, 50, {16000, 1, 17000}},
     /* capped scores: hardly, half and nearly all the way */
     {70, 3, 2, 1, 5, 0, {2, 0, 61}, 0, 1},
     {300, 1, 4, 2, 64, 0, {300}, 0, 50},
