@@ -1,5 +1,5 @@
 /*
- * kernels/grouped_codes.cuh: chunks of the weights of grouped_gemm_codes.cu from NF4 codes: four warps decode to shared
+ * kernels/grouped_codes.cuh: chunks of the weights of grouped_gemm_wgmma.cu from NF4 codes: four warps decode to shared
  * memory what a box would have brought there.
  *
  * A chunk has 128 blocks of 64 elements, a thread one: forward a block of each of 128 rows of an expert, backward two of

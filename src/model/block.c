@@ -407,10 +407,9 @@ int16_t tsr_block_routed_glu(tsr_block *b, int16_t rows, const tsr_block_routes 
 {
     int16_t act = tsr_block_glu(b, rows, TSR_NONE, activation);
     tsr_node *node = &b->node[b->value[act].node];
-    node->spec.glu = (tsr_glu_spec){.activation = activation,
-                                    .chosen = chosen_of(b, routes),
-                                    .experts = (int32_t)down->experts,
-                                    .biased = down->bias};
+    node->spec.glu.chosen = chosen_of(b, routes); /* one by one: specs are compared byte by byte */
+    node->spec.glu.experts = (int32_t)down->experts;
+    node->spec.glu.biased = down->bias;
     node->in[TSR_GLU_P] = routes->weights;
     node->in[TSR_GLU_ROUTES] = routes->routes;
     return act;
