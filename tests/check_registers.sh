@@ -29,7 +29,7 @@ found=$(printf '%s\n' "$made_up" | wrong_kernels 160)
 sm_86: 2 kernels, at most 400 bytes" ] || { printf 'self-test:\n%s\n' "$found"; exit 1; }
 
 cards=
-for card in sm_80 sm_89 sm_100 sm_120; do # 8.6 has what 8.9 has, 10.3 what 10.0 has
+for card in sm_80 sm_86 sm_89 sm_100 sm_103 sm_120; do
     if "$1" --list-gpu-code | grep -qx "$card"; then cards=${cards:+$cards,}$card; else echo "$card: newer than this nvcc"; fi
 done
 scratch=$(mktemp -d)
