@@ -527,17 +527,11 @@ use_both(const attention_wgmma_work *w, const attention_maps *maps,
     backward<true>(w, maps, g);
 }
 
-/* Code for other cards has no body, and does not let so many threads in. */
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SHAPE __launch_bounds__(THREADS, 1)
-#else
-#define SHAPE __launch_bounds__(TSR_WARP)
-#endif
-
 template <bool SHARED>
-static __global__ void SHAPE backward_blocks(const __grid_constant__ attention_wgmma_work w,
-                                             const __grid_constant__ attention_maps maps,
-                                             const __grid_constant__ attention_key_gradients g)
+static __global__ void TSR_SM90_BOUNDS(THREADS)
+    backward_blocks(const __grid_constant__ attention_wgmma_work w,
+                    const __grid_constant__ attention_maps maps,
+                    const __grid_constant__ attention_key_gradients g)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

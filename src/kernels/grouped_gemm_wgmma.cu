@@ -22,18 +22,13 @@
  *          expert. On an H100 8192 tokens times 8 of 128 experts take 0.63 ms for 1536 x 2048 (650 TFLOP/s), 0.67
  *          gathered and 0.65 backward; 0.39 for 2048 x 768 and 0.33 backward; one matmul 0.53 and 0.30.
  */
-#include "kernels/boxes.cuh"
 #include "kernels/grouped_codes.cuh"
-#include "kernels/grouped_gemm.cuh"
-#include "kernels/wgmma.cuh"
+#include "kernels/grouped_parts.cuh"
 
-#define GROUPS      2  /* that multiply */
-#define DECODERS    2  /* groups that take chunks in turn */
-#define CHUNK       64 /* summands: 128 bytes */
+#define GROUPS      2 /* that multiply */
+#define DECODERS    2 /* groups that take chunks in turn */
 #define STAGES      4
 #define LEAD        2  /* chunks that the first group begins with alone */
-#define STRIP       64 /* columns of a box of W, where it is multiplied with as it lies */
-#define STRIP_BYTES (CHUNK * STRIP * 2)
 #define BLOCK_ROWS  64 /* of a product */
 #define BLOCK_BYTES (BLOCK_ROWS * CHUNK * 2)
 
@@ -46,7 +41,6 @@
 #define X_BYTES(codes)     (GROUPS * GROUP_BYTES(codes))
 #define W_BYTES(codes)     (ACROSS(codes) * CHUNK * 2)
 #define STAGE_BYTES        (X_BYTES(false) + W_BYTES(false))
-#define ALIGNMENT          1024
 #define BYTES              (STAGES * STAGE_BYTES + ALIGNMENT)
 #define CODE_SLOTS         2 /* of a decoder */
 #define CODE_BYTES         (BYTES + DECODERS * CODE_SLOTS * TSR_CODES_BYTES)
@@ -59,10 +53,6 @@ static_assert(X_BYTES(true) + W_BYTES(true) == STAGE_BYTES, "stages of both are 
 #define GATHERED_EACH (ROWS(false) / GATHERED)
 #define CODES_EACH    (ROWS(true) / GATHERED)
 
-typedef struct {
-    CUtensorMap x, w, low, factor;
-} grouped_maps;
-
 /* What a block goes through. */
 typedef struct {
     const tsr_grouped_gemm_args *args;
@@ -70,18 +60,6 @@ typedef struct {
     int inner, outer, across;
     int base, chunks; /* of x and W; and those of low and the factor behind them */
 } grouped_work;
-
-/* The ring: its parts' shared addresses; and where a thread is in it. */
-typedef struct {
-    uint32_t data, full, empty, lead;
-    uint32_t stage, parity;
-} grouped_ring;
-
-static __device__ __forceinline__ void next_stage(grouped_ring *ring)
-{
-    if (++ring->stage == STAGES)
-        ring->stage = 0, ring->parity ^= 1;
-}
 
 template <bool CODES>
 static __device__ __forceinline__ __attribute__((unused)) bool
@@ -92,19 +70,6 @@ tile_at(tsr_expert_tile *tile, const grouped_work *work, int index)
 }
 
 /* ---- copies ---- */
-
-/* One thread: columns of W, or of the factor, for a chunk. */
-template <bool BACKWARD, bool CODES>
-static __device__ __forceinline__ void
-fetch_w(const CUtensorMap *w, uint32_t to, const tsr_expert_tile *tile, int chunk, uint32_t full)
-{
-    const int boxes = BACKWARD ? ACROSS(CODES) / STRIP : 1;
-#pragma unroll
-    for (int i = 0; i < boxes; i++)
-        tsr_box_copy_of(to + i * STRIP_BYTES, w,
-                        BACKWARD ? tile->column + i * STRIP : chunk * CHUNK,
-                        BACKWARD ? chunk * CHUNK : tile->column, tile->expert, full);
-}
 
 /* One thread: the rows of a chunk, where they lie in order; `more` bytes come too. */
 template <bool CODES>
@@ -126,7 +91,7 @@ fetch_low(const grouped_maps *maps, const tsr_expert_tile *tile, int chunk, uint
           uint32_t full)
 {
     fetch_x<CODES>(&maps->low, tile, chunk, to, full, W_BYTES(CODES));
-    fetch_w<BACKWARD, CODES>(&maps->factor, to + X_BYTES(CODES), tile, chunk, full);
+    fetch_w<BACKWARD, ACROSS(CODES)>(&maps->factor, to + X_BYTES(CODES), tile, chunk, full);
 }
 
 /* The slots of the rows that a thread gathers of a tile; -1: none. */
@@ -202,13 +167,13 @@ static __device__ __forceinline__ void gather(const grouped_work *work, grouped_
                 fetch_low<BACKWARD, false>(maps, &tile, chunk - work->base, to, full);
             } else if (one) {
                 tsr_barrier_expect(full, W_BYTES(false));
-                fetch_w<BACKWARD, false>(&maps->w, to + X_BYTES(false), &tile, chunk, full);
+                fetch_w<BACKWARD, ACROSS(false)>(&maps->w, to + X_BYTES(false), &tile, chunk, full);
             }
             if (low)
                 tsr_barrier_arrive(full);
             else
                 gather_chunk<GATHERED_EACH>(work, from, second, chunk, to, full);
-            next_stage(&ring);
+            next_stage<STAGES>(&ring);
             if (chunk == 0) {
                 i += (int)gridDim.x;
                 again = tile_at<false>(&next, work, i);
@@ -354,11 +319,6 @@ multiply_step(float c[32][4], uint64_t left, uint64_t right, int i, bool add)
                                     right + i * step, add);
 }
 
-/* Of a stage. */
-typedef struct {
-    uint64_t left, right;
-} grouped_operands;
-
 template <bool BACKWARD, bool GATHER, bool CODES>
 static __device__ __forceinline__ __attribute__((unused)) grouped_operands
 wait_stage(const grouped_ring *ring, int group)
@@ -380,7 +340,6 @@ static __device__ __forceinline__ void product(float c[32][4], const grouped_wor
                                                grouped_ring *ring, int group, grouped_place *place)
 {
     uint32_t before = 0;
-    bool one = threadIdx.x % TSR_WARP == 0;
     for (int chunk = 0; chunk < work->base; chunk++) {
         grouped_operands o = wait_stage<BACKWARD, GATHER, CODES>(ring, group);
         tsr_wgmma_begin();
@@ -388,15 +347,15 @@ static __device__ __forceinline__ void product(float c[32][4], const grouped_wor
         for (int i = 0; i < CHUNK / 16; i++)
             multiply_step<BACKWARD, CODES, BLOCKS>(c, o.left, o.right, i, chunk || i);
         tsr_wgmma_commit();
-        if (chunk == place->lead && one)
+        if (chunk == place->lead && threadIdx.x % TSR_WARP == 0)
             tsr_barrier_arrive(ring->lead);
         if (chunk == 0)
             find_next<CODES>(place, work);
         tsr_wgmma_wait_but_one();
-        if (chunk && one)
-            tsr_barrier_arrive(before);
+        if (chunk)
+            leave_stage(before);
         before = ring->empty + 8 * ring->stage;
-        next_stage(ring);
+        next_stage<STAGES>(ring);
     }
     for (int r = (int)work->args->r; r > 0; r -= CHUNK) {
         grouped_operands o = wait_stage<BACKWARD, GATHER, CODES>(ring, group);
@@ -406,14 +365,12 @@ static __device__ __forceinline__ void product(float c[32][4], const grouped_wor
             tsr_wgmma_commit();
         }
         tsr_wgmma_wait_but_one();
-        if (one)
-            tsr_barrier_arrive(before);
+        leave_stage(before);
         before = ring->empty + 8 * ring->stage;
-        next_stage(ring);
+        next_stage<STAGES>(ring);
     }
     tsr_wgmma_wait(c);
-    if (one)
-        tsr_barrier_arrive(before);
+    leave_stage(before);
 }
 
 /* Of a tile in which the group has no rows. */
@@ -422,9 +379,8 @@ static __device__ __forceinline__ __attribute__((unused)) void pass(const groupe
 {
     for (int chunk = 0; chunk < work->chunks; chunk++) {
         tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
-        if (threadIdx.x % TSR_WARP == 0)
-            tsr_barrier_arrive(ring->empty + 8 * ring->stage);
-        next_stage(ring);
+        leave_stage(ring->empty + 8 * ring->stage);
+        next_stage<STAGES>(ring);
     }
 }
 
@@ -541,15 +497,8 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps, const tsr_g
     }
 }
 
-/* Code for other cards has no body, and does not let so many threads in. */
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SHAPE(codes) __launch_bounds__(THREADS(codes), 1)
-#else
-#define SHAPE(codes) __launch_bounds__(TSR_WARP)
-#endif
-
 template <bool BACKWARD, bool GATHER, bool CODES>
-static __global__ void SHAPE(CODES)
+static __global__ void TSR_SM90_BOUNDS(THREADS(CODES))
     grouped_tiles(const __grid_constant__ tsr_grouped_gemm_args args,
                   const __grid_constant__ grouped_maps maps,
                   const __grid_constant__ tsr_grouped_codes codes)
@@ -587,25 +536,12 @@ static tsr_status launch(tsr_stream *stream, const tsr_grouped_gemm_args *args,
     return tsr_launched("grouped_gemm");
 }
 
-static bool map_low(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args *args,
-                    bool decoded)
-{
-    int64_t outer = args->backward ? args->in : args->out, r = args->r;
-    const uint16_t *factor = (const uint16_t *)args->factor + args->first * outer * r;
-    if (!r)
-        return true;
-    return tsr_map_boxes(&maps->low, boxes, args->low, 1, args->rows.most, r,
-                         GROUP_ROWS(decoded)) &&
-           tsr_map_boxes(&maps->factor, boxes, factor, args->count, args->backward ? r : outer,
-                         args->backward ? outer : r, args->backward ? CHUNK : ACROSS(decoded));
-}
-
 /* The maps of rows that lie in order, and of the factor. Gathered rows are found in steps of 16 bytes. */
 static bool map_rows(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args *args,
                      bool decoded)
 {
     int64_t inner = args->backward ? args->out : args->in;
-    if (!map_low(maps, boxes, args, decoded))
+    if (!map_low(maps, boxes, args, GROUP_ROWS(decoded), ACROSS(decoded)))
         return false;
     if (args->rows.slot)
         return args->rows.most / args->rows.k * (inner / TSR_VECTOR) <= UINT32_MAX;
@@ -618,11 +554,8 @@ bool tsr_grouped_gemm_wgmma(tsr_stream *stream, const tsr_grouped_gemm_args *arg
     void *boxes = tsr_kernels_kept(stream)->boxes;
     const tsr_grouped_codes none = {};
     grouped_maps maps = {};
-    if (!boxes || !args->rows.slot ||
-        !tsr_map_boxes(&maps.w, boxes, args->w, args->count, args->out, args->in,
-                       args->backward ? CHUNK : ACROSS(false)))
-        return false;
-    if (!map_rows(&maps, boxes, args, false))
+    if (!boxes || !args->rows.slot || !map_w(&maps, boxes, args, ACROSS(false)) ||
+        !map_rows(&maps, boxes, args, false))
         return false;
     *status = launch(stream, args, &maps, &none);
     return true;

@@ -17,14 +17,11 @@
  *          an H200 8192 tokens times 8 of 128 experts, 63 to 1573 rows each, take 0.38 ms for 2048 x 768 forward and
  *          0.68 for 1536 x 2048 backward (docs/performance.md, "What was tried").
  */
-#include "kernels/boxes.cuh"
 #include "kernels/expert_cuts.cuh"
-#include "kernels/grouped_gemm.cuh"
-#include "kernels/wgmma.cuh"
+#include "kernels/grouped_parts.cuh"
 
 #define GROUPS       2 /* that multiply */
 #define THREADS      ((GROUPS + 1) * TSR_WARPGROUP)
-#define CHUNK        64 /* summands: 128 bytes */
 #define STAGES       3
 #define LEAD         1           /* chunks that the first group begins with alone */
 #define ROW          (CHUNK * 2) /* bytes */
@@ -33,11 +30,8 @@
 #define BOX_ROWS     32
 #define ACROSS       256 /* columns of a tile */
 #define GROUP_ACROSS 128
-#define STRIP        64 /* columns of a product, and of a box of W that is multiplied with as it lies */
-#define STRIP_BYTES  (CHUNK * STRIP * 2)
 #define W_BYTES      (ACROSS * ROW)
 #define STAGE_BYTES  (W_BYTES + ROWS * ROW)
-#define ALIGNMENT    1024
 
 /* Results of a group on their way out. Rows begin on other banks than the ones beside them. */
 #define OUT_ROWS  64
@@ -47,10 +41,6 @@
 
 static_assert(ROWS % OUT_ROWS == 0 && ROWS % BOX_ROWS == 0, "rows of all steps");
 
-typedef struct {
-    CUtensorMap x, w, low, factor;
-} grouped_maps;
-
 /* What a block goes through. */
 typedef struct {
     const tsr_grouped_gemm_args *args;
@@ -58,18 +48,6 @@ typedef struct {
     int inner, outer, across;
     int base, chunks; /* of x and W; and those of low and the factor behind them */
 } grouped_work;
-
-/* The ring: its parts' shared addresses; and where a thread is in it. */
-typedef struct {
-    uint32_t data, full, empty, lead;
-    uint32_t stage, parity;
-} grouped_ring;
-
-static __device__ __forceinline__ __attribute__((unused)) void next_stage(grouped_ring *ring)
-{
-    if (++ring->stage == STAGES)
-        ring->stage = 0, ring->parity ^= 1;
-}
 
 /* The block's tile in turn `turn`. False: there are no more. */
 static __device__ __forceinline__ __attribute__((unused)) bool
@@ -81,19 +59,6 @@ tile_at(tsr_expert_tile *tile, const grouped_work *work, int turn)
 }
 
 /* ---- copies ---- */
-
-/* One thread: columns of W, or of the factor, for a chunk. */
-template <bool BACKWARD>
-static __device__ __forceinline__ void
-fetch_w(const CUtensorMap *w, uint32_t to, const tsr_expert_tile *tile, int chunk, uint32_t full)
-{
-    const int boxes = BACKWARD ? ACROSS / STRIP : 1;
-#pragma unroll
-    for (int i = 0; i < boxes; i++)
-        tsr_box_copy_of(to + i * STRIP_BYTES, w,
-                        BACKWARD ? tile->column + i * STRIP : chunk * CHUNK,
-                        BACKWARD ? chunk * CHUNK : tile->column, tile->expert, full);
-}
 
 /* One thread: the rows of a chunk, where they lie in order; W's come too. */
 static __device__ __forceinline__ __attribute__((unused)) void
@@ -113,7 +78,7 @@ fetch_low(const grouped_maps *maps, const tsr_expert_tile *tile, int chunk, uint
           uint32_t full)
 {
     fetch_x(&maps->low, tile, chunk, to, full);
-    fetch_w<BACKWARD>(&maps->factor, to, tile, chunk, full);
+    fetch_w<BACKWARD, ACROSS>(&maps->factor, to, tile, chunk, full);
 }
 
 /* One thread: all chunks of all the block's tiles. */
@@ -128,11 +93,11 @@ static __device__ __forceinline__ void fetch(const grouped_work *work, grouped_r
             tsr_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
             if (chunk < work->base) {
                 fetch_x(&maps->x, &tile, chunk, to, full);
-                fetch_w<BACKWARD>(&maps->w, to, &tile, chunk, full);
+                fetch_w<BACKWARD, ACROSS>(&maps->w, to, &tile, chunk, full);
             } else {
                 fetch_low<BACKWARD>(maps, &tile, chunk - work->base, to, full);
             }
-            next_stage(&ring);
+            next_stage<STAGES>(&ring);
         }
     }
 }
@@ -150,18 +115,6 @@ typedef struct {
     int turn, lead;
     bool more;
 } grouped_place;
-
-/* By a warp: it has read a stage. */
-static __device__ __forceinline__ __attribute__((unused)) void leave_stage(uint32_t empty)
-{
-    if (threadIdx.x % TSR_WARP == 0)
-        tsr_barrier_arrive(empty);
-}
-
-/* Of a stage. */
-typedef struct {
-    uint64_t left, right;
-} grouped_operands;
 
 template <bool BACKWARD>
 static __device__ __forceinline__ __attribute__((unused)) grouped_operands
@@ -207,7 +160,7 @@ static __device__ __forceinline__ void product(grouped_sums *sums, const grouped
         if (chunk)
             leave_stage(before);
         before = ring->empty + 8 * ring->stage;
-        next_stage(ring);
+        next_stage<STAGES>(ring);
     }
     for (int r = (int)work->args->r; r > 0; r -= CHUNK) {
         const grouped_operands o = wait_stage<BACKWARD>(ring, group);
@@ -219,7 +172,7 @@ static __device__ __forceinline__ void product(grouped_sums *sums, const grouped
         tsr_wgmma_wait_but_one();
         leave_stage(before);
         before = ring->empty + 8 * ring->stage;
-        next_stage(ring);
+        next_stage<STAGES>(ring);
     }
     tsr_wgmma_wait_but<0>();
     tsr_wgmma_sums<ROWS / 8>(sums->of[0]);
@@ -385,16 +338,10 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
     }
 }
 
-/* Code for other cards has no body, and does not let so many threads in. */
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SHAPE __launch_bounds__(THREADS, 1)
-#else
-#define SHAPE __launch_bounds__(TSR_WARP)
-#endif
-
 template <bool BACKWARD>
-static __global__ void SHAPE grouped_tiles(const __grid_constant__ tsr_grouped_gemm_args args,
-                                           const __grid_constant__ grouped_maps maps)
+static __global__ void TSR_SM90_BOUNDS(THREADS)
+    grouped_tiles(const __grid_constant__ tsr_grouped_gemm_args args,
+                  const __grid_constant__ grouped_maps maps)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -420,23 +367,10 @@ static tsr_status launch(tsr_stream *stream, const tsr_grouped_gemm_args *args,
     return tsr_launched("grouped_gemm");
 }
 
-static bool map_low(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args *args)
-{
-    int64_t outer = args->backward ? args->in : args->out, r = args->r;
-    const uint16_t *factor = (const uint16_t *)args->factor + args->first * outer * r;
-    if (!r)
-        return true;
-    return tsr_map_boxes(&maps->low, boxes, args->low, 1, args->rows.most, r, BOX_ROWS) &&
-           tsr_map_boxes(&maps->factor, boxes, factor, args->count, args->backward ? r : outer,
-                         args->backward ? outer : r, args->backward ? CHUNK : ACROSS);
-}
-
 static bool map_all(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args *args)
 {
     int64_t inner = args->backward ? args->out : args->in;
-    return map_low(maps, boxes, args) &&
-           tsr_map_boxes(&maps->w, boxes, args->w, args->count, args->out, args->in,
-                         args->backward ? CHUNK : ACROSS) &&
+    return map_low(maps, boxes, args, BOX_ROWS, ACROSS) && map_w(maps, boxes, args, ACROSS) &&
            tsr_map_boxes(&maps->x, boxes, args->x, 1, args->rows.most, inner, BOX_ROWS);
 }
 

@@ -271,16 +271,10 @@ static __device__ __forceinline__ __attribute__((unused)) void one_pass(const lo
     }
 }
 
-/* Code for other cards has no body, and does not let so many threads in. */
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SHAPE __launch_bounds__(THREADS, 1)
-#else
-#define SHAPE __launch_bounds__(TSR_WARP)
-#endif
-
 template <int PIECES, int RANKS>
-static __global__ void SHAPE one_pass_boxes(const __grid_constant__ low_rank_call call,
-                                            const __grid_constant__ low_rank_maps maps)
+static __global__ void TSR_SM90_BOUNDS(THREADS)
+    one_pass_boxes(const __grid_constant__ low_rank_call call,
+                   const __grid_constant__ low_rank_maps maps)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

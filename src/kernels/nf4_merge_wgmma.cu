@@ -215,16 +215,10 @@ merge(const tsr_nf4_merge_args *args, const merge_maps *maps, const int kind)
     }
 }
 
-/* Code for other cards has no body, and does not let so many threads in. */
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SHAPE __launch_bounds__(THREADS, 1)
-#else
-#define SHAPE __launch_bounds__(TSR_WARP)
-#endif
-
 template <int KIND>
-static __global__ void SHAPE merge_tiles(const __grid_constant__ tsr_nf4_merge_args args,
-                                         const __grid_constant__ merge_maps maps)
+static __global__ void TSR_SM90_BOUNDS(THREADS)
+    merge_tiles(const __grid_constant__ tsr_nf4_merge_args args,
+                const __grid_constant__ merge_maps maps)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -145,6 +145,15 @@ static __device__ __forceinline__ void tsr_store_turned(uint32_t to, const uint3
                  : "memory");
 }
 
+/* ---- bounds ---- */
+
+/* Of a kernel whose code for other cards has no body, and does not let so many threads in. */
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TSR_SM90_BOUNDS(threads) __launch_bounds__(threads, 1)
+#else
+#define TSR_SM90_BOUNDS(threads) __launch_bounds__(TSR_WARP)
+#endif
+
 /* ---- registers ---- */
 
 /* Of a kernel that begins with fewer or more of them than a warpgroup's part of it needs: each of its
