@@ -9,6 +9,7 @@
 #ifndef TSR_KERNELS_GROUPED_CODES_CUH
 #define TSR_KERNELS_GROUPED_CODES_CUH
 
+#include "kernels/cuda.cuh"
 #include "kernels/expert_weight.h"
 #include "kernels/nf4_results.cuh"
 
