@@ -422,10 +422,15 @@ static void optimizer(int64_t count)
                               .store = true};
     tsr_fixed_accumulate_args more = {part, g, (uint64_t)count, TSR_FIXED_SHIFT, 256, true};
     tsr_fixed_add_args add = {.accumulator = gradient, .part = part, .count = (uint64_t)count};
-    tsr_grad_norm_args norm = {ops_take(sizeof(tsr_exact_sum)), gradient, (uint64_t)count,
-                               TSR_FIXED_SHIFT};
+    tsr_grad_norm_args norm = {.sum = ops_take(sizeof(tsr_exact_sum)),
+                               .gradient = gradient,
+                               .count = (uint64_t)count,
+                               .shift = TSR_FIXED_SHIFT};
     ops_must(tsr_stream_fill(stream, norm.sum, 0, sizeof(tsr_exact_sum)), "fill");
     REPORT(fixed_sum, "fixed_sum, store", shape, 12 * elements, 0, sum);
+    sum.rounded = g2;
+    REPORT(fixed_sum, "fixed_sum, rounded", shape, 8 * elements, 0, sum);
+    sum.rounded = NULL;
     sum.store = false;
     REPORT(fixed_sum, "fixed_sum", shape, 20 * elements, 0, sum);
     sum.ranks = 2;
@@ -444,6 +449,8 @@ static void optimizer(int64_t count)
     REPORT(fixed_add, "fixed_add, store", shape, 16 * elements, 0, add);
     ops_must(tsr_stream_fill(stream, gradient, 1, wide), "fill");
     REPORT(grad_norm, "grad_norm", shape, 8 * elements, 0, norm);
+    norm.rounded = g2;
+    REPORT(grad_norm, "grad_norm, rounded", shape, 4 * elements, 0, norm);
     span = (tsr_adamw_span){.master = ops_f32(count),
                             .m = ops_take((uint64_t)count * 4),
                             .v = ops_take((uint64_t)count * 4),
@@ -459,6 +466,9 @@ static void optimizer(int64_t count)
                             .control = ops_host_copy(&control, sizeof control),
                             .shift = TSR_FIXED_SHIFT};
     REPORT(adamw, "adamw", shape, 34 * elements, 0, adamw);
+    span.rounded = g2;
+    REPORT(adamw, "adamw, rounded", shape, 30 * elements, 0, adamw);
+    span.rounded = NULL;
     span.absmax = ops_take((uint64_t)count / TSR_ADAMW_BLOCK * 8);
     ops_must(tsr_stream_fill(stream, span.absmax, 0, (uint64_t)count / TSR_ADAMW_BLOCK * 8),
              "fill");

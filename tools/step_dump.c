@@ -87,6 +87,22 @@ static tsr_status take_rows(collection *c, tsr_job *job, const tsr_job_evaluatio
 
 /* ---- gradients ---- */
 
+/* As AdamW reads it. */
+static tsr_status read_gradient(float *out, const tsr_job *job, uint64_t begin, uint64_t count)
+{
+    const tsr_trainable *trainable = &job->decision.store.trainable;
+    if (trainable->rounded)
+        return tsr_device_read(job->device, out, trainable->rounded + begin, count * sizeof *out);
+    int64_t *sums = malloc(count * sizeof *sums);
+    if (!sums)
+        return tsr_fail(TSR_ENOMEM, "out of memory for sums of gradients");
+    tsr_status status =
+        tsr_device_read(job->device, sums, trainable->accumulator + begin, count * sizeof *sums);
+    tsr_fixed_to_f32(out, sums, count, TSR_FIXED_SHIFT);
+    free(sums);
+    return status;
+}
+
 static tsr_status take_gradient(collection *c, tsr_job *job, const tsr_layout_linear *linear,
                                 int unit, tsr_peft_part part)
 {
@@ -102,19 +118,15 @@ static tsr_status take_gradient(collection *c, tsr_job *job, const tsr_layout_li
     TSR_TRY(tsr_peft_tensor_name(&name, linear->path, part));
     TSR_TRY(add(&data, c, name, TSR_F32, s->stored_rows,
                 part == TSR_PEFT_MAGNITUDE ? 0 : s->stored_columns));
-    int64_t *fixed = malloc(count * sizeof *fixed);
-    if (!fixed)
+    float *kept = calloc(count, sizeof *kept);
+    if (!kept)
         return tsr_fail(TSR_ENOMEM, "out of memory for the gradients of %s", linear->path);
-    tsr_status status = tsr_device_read(job->device, fixed, trainable->accumulator + span.begin,
-                                        count * sizeof *fixed);
+    tsr_status status = read_gradient(kept, job, span.begin, count);
     for (tsr_stored_run run = {0}; status == TSR_OK && tsr_stored_next(&run, s, 0, count);)
-        for (uint64_t i = 0; i < run.count; i++) /* 2^-TSR_FIXED_SHIFT */
-            ((float *)data)[run.stored + i] = (float)((double)fixed[run.memory + i] * 0x1p-44);
-    free(fixed);
+        memcpy((float *)data + run.stored, kept + run.memory, run.count * sizeof *kept);
+    free(kept);
     return status;
 }
-
-_Static_assert(TSR_FIXED_SHIFT == 44, "the factor above");
 
 static tsr_status take_gradients(collection *c, tsr_job *job)
 {
@@ -132,7 +144,7 @@ static tsr_status take_gradients(collection *c, tsr_job *job)
     return TSR_OK;
 }
 
-/* The accumulators keep a step's gradient until the next step writes them. */
+/* A step's gradient is kept until the next step overwrites it. */
 static tsr_status dump(collection *c, tsr_job *job)
 {
     tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;

@@ -65,12 +65,14 @@ static tsr_status on_tally(void *user, int64_t *word)
 static tsr_status on_grad_norm(void *user, int64_t *word)
 {
     tsr_job *job = user;
+    const tsr_trainable *trainable = &job->decision.store.trainable;
     TSR_TRY(on_tally(user, word));
     return job->decision.model.kernels->grad_norm(
         job->streams.stream[TSR_STREAM_OPTIM],
         &(tsr_grad_norm_args){.sum = tsr_word_norm(word),
-                              .gradient = job->decision.store.trainable.accumulator,
-                              .count = job->decision.store.trainable.count,
+                              .gradient = trainable->accumulator,
+                              .rounded = trainable->rounded,
+                              .count = trainable->count,
                               .shift = TSR_FIXED_SHIFT});
 }
 

@@ -6,12 +6,13 @@
  * adamw      One pass; blocks stride over the elements, 4 a thread and turn, so that every access is
  *            16 bytes (8 of a bf16 copy). blockIdx.y is the span. t is known on the device only:
  *            two threads of a block make 1 - b^t while the others' loads are on their way.
- *            Cost: 36 bytes an element with an fp32 copy, 34 with a bf16 one, 32 with none.
+ *            Cost: 36 bytes an element with an fp32 copy, 34 with a bf16 one, 32 with none; 4 less of rounded
+ *            gradients.
  * grad_norm  4 threads for every 64 elements; each adds two of the reference's eight sums in its
  *            order. The sums of 64 are added exactly: a thread keeps three limbs in registers for as
  *            long as the magnitude stays in them, a block keeps all limbs in shared memory. Integer
  *            additions commute, so the limbs are those of the reference.
- *            Cost: 8 bytes an element.
+ *            Cost: 8 bytes an element, 4 of a rounded one.
  */
 #include "kernels/adamw.cuh"
 #include "kernels/fixed_point.h"
@@ -46,12 +47,11 @@ typedef struct {
 } adamw_element;
 
 /* minus_rate: -f(lr / (1 - b1^t)); correction: f(sqrt(1 - b2^t)). */
-static __device__ __forceinline__ adamw_element update(adamw_element old, int64_t sum, float clip,
+static __device__ __forceinline__ adamw_element update(adamw_element old, float g,
                                                        const adamw_scalars *k, float decay,
                                                        float minus_rate, float correction)
 {
     adamw_element e;
-    float g = __fmul_rn(__fmul_rn(__ll2float_rn(sum), k->unit), clip);
     e.m = __fmaf_rn(__fsub_rn(g, old.m), k->mean.weight, k->mean.from_gradient ? g : old.m);
     e.v = __fmaf_rn(__fmul_rn(k->one_minus_beta2, g), g, __fmul_rn(k->beta2, old.v));
     float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(e.v), correction), k->epsilon);
@@ -61,16 +61,14 @@ static __device__ __forceinline__ adamw_element update(adamw_element old, int64_
 
 typedef struct {
     float p[QUAD], m[QUAD], v[QUAD];
-    int64_t sum[QUAD];
+    int64_t loaded[QUAD]; /* gradients */
 } adamw_quad;
 
 static __device__ __forceinline__ void load_quad(adamw_quad *q, const tsr_adamw_span *span,
                                                  uint64_t i, int count, bool vectors)
 {
     if (vectors && count == QUAD) {
-        longlong2 low = __ldcs((const longlong2 *)(span->gradient + i));
-        longlong2 high = __ldcs((const longlong2 *)(span->gradient + i + 2));
-        q->sum[0] = low.x, q->sum[1] = low.y, q->sum[2] = high.x, q->sum[3] = high.y;
+        tsr_load_gradients(q->loaded, span, i);
         tsr_load_floats(q->m, (const float *)span->m + i);
         tsr_load_floats(q->v, (const float *)span->v + i);
         tsr_load_floats(q->p, span->master + i);
@@ -79,7 +77,7 @@ static __device__ __forceinline__ void load_quad(adamw_quad *q, const tsr_adamw_
 #pragma unroll
     for (int j = 0; j < QUAD; j++)
         if (j < count) {
-            q->sum[j] = span->gradient[i + j];
+            q->loaded[j] = tsr_load_gradient(span, i + j);
             q->m[j] = ((const float *)span->m)[i + j], q->v[j] = ((const float *)span->v)[i + j];
             q->p[j] = span->master[i + j];
         }
@@ -148,7 +146,8 @@ static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
         for (int j = 0; j < QUAD; j++)
             if (j < count) {
                 adamw_element old = {q.p[j], q.m[j], q.v[j]};
-                adamw_element e = update(old, q.sum[j], clip, &k, decay, of_t.x, of_t.y);
+                float g = tsr_gradient_of(q.loaded[j], span, k.unit, clip);
+                adamw_element e = update(old, g, &k, decay, of_t.x, of_t.y);
                 q.p[j] = e.p, q.m[j] = e.m, q.v[j] = e.v;
             }
         store_quad(&q, span, i, count, vectors);
@@ -175,7 +174,7 @@ static adamw_scalars make_scalars(const tsr_adamw_args *args)
 static bool on_vectors(const tsr_adamw_span *s)
 {
     uintptr_t all = (uintptr_t)s->master | (uintptr_t)s->m | (uintptr_t)s->v |
-                    (uintptr_t)s->gradient | (uintptr_t)s->work;
+                    (uintptr_t)s->gradient | (uintptr_t)s->rounded | (uintptr_t)s->work;
     return all % 16 == 0;
 }
 
@@ -261,15 +260,26 @@ static __device__ __forceinline__ void add_exactly(held_limbs *held, int64_t *li
     held->limb[2] += upper >> 32;
 }
 
+static __device__ __forceinline__ float rounded(long long sum, float unit)
+{
+    return __fmul_rn(__ll2float_rn(sum), unit);
+}
+
+static __device__ __forceinline__ float rounded(float gradient, float)
+{
+    return gradient;
+}
+
 /* The pair of lanes 2 i and 2 i + 1 of the reference's eight, i the thread of the team; then its
  * tree. All threads of a team get the sum. */
-static __device__ __forceinline__ double granule_squares(const longlong2 *pair, float unit)
+template <typename PAIR>
+static __device__ __forceinline__ double granule_squares(const PAIR *pair, float unit)
 {
     double even = 0, odd = 0;
 #pragma unroll
     for (int row = 0; row < TSR_GRANULE / 8; row++) {
-        double x = (double)__fmul_rn(__ll2float_rn(pair[row].x), unit);
-        double y = (double)__fmul_rn(__ll2float_rn(pair[row].y), unit);
+        double x = (double)rounded(pair[row].x, unit);
+        double y = (double)rounded(pair[row].y, unit);
         even = __fma_rn(x, x, even); /* squares of fp32 numbers are exact */
         odd = __fma_rn(y, y, odd);
     }
@@ -279,18 +289,23 @@ static __device__ __forceinline__ double granule_squares(const longlong2 *pair, 
     return __dadd_rn(sum, __shfl_xor_sync(ALL, sum, 1));
 }
 
-static __device__ __forceinline__ void load_granule(longlong2 *pair, const int64_t *at,
-                                                    bool vectors)
+template <typename PAIR, typename ELEMENT>
+static __device__ __forceinline__ void load_granule(PAIR *pair, const ELEMENT *at, bool vectors)
 {
 #pragma unroll
     for (int row = 0; row < TSR_GRANULE / 8; row++) {
-        const int64_t *from = at + 8 * row;
-        pair[row] = vectors ? __ldcs((const longlong2 *)from) : make_longlong2(from[0], from[1]);
+        const ELEMENT *from = at + 8 * row;
+        if (vectors)
+            pair[row] = __ldcs((const PAIR *)from);
+        else
+            pair[row].x = from[0], pair[row].y = from[1];
     }
 }
 
+template <typename PAIR, typename ELEMENT>
 static __global__ void __launch_bounds__(THREADS, NORM_BLOCKS)
-    grad_norm(const tsr_grad_norm_args a, float unit, bool vectors)
+    grad_norm(tsr_exact_sum *out, const ELEMENT *gradient, uint64_t granules, float unit,
+              bool vectors)
 {
     tsr_kernel_begin();
     __shared__ int64_t limb[TSR_EXACT_LIMBS];
@@ -298,14 +313,14 @@ static __global__ void __launch_bounds__(THREADS, NORM_BLOCKS)
         limb[i] = 0;
     __syncthreads();
     int member = threadIdx.x % TEAM;
-    uint64_t teams = THREADS / TEAM, granules = a.count / TSR_GRANULE;
+    uint64_t teams = THREADS / TEAM;
     held_limbs held = {{0, 0, 0}, 0};
     /* The same number of turns for all threads of a block: the sums are exchanged by whole warps. */
     for (uint64_t first = blockIdx.x * teams; first < granules; first += gridDim.x * teams) {
         uint64_t granule = first + threadIdx.x / TEAM;
         bool has = granule < granules;
-        longlong2 pair[TSR_GRANULE / 8];
-        load_granule(pair, a.gradient + (has ? granule : 0) * TSR_GRANULE + 2 * member, vectors);
+        PAIR pair[TSR_GRANULE / 8];
+        load_granule(pair, gradient + (has ? granule : 0) * TSR_GRANULE + 2 * member, vectors);
         double sum = granule_squares(pair, unit);
         if (has && member == 0)
             add_exactly(&held, limb, sum);
@@ -313,7 +328,7 @@ static __global__ void __launch_bounds__(THREADS, NORM_BLOCKS)
     flush(&held, limb);
     __syncthreads();
     for (int i = threadIdx.x; i < TSR_EXACT_LIMBS; i += THREADS)
-        add_limb(a.sum->limb + i, limb[i]);
+        add_limb(out->limb + i, limb[i]);
 }
 
 extern "C" tsr_status tsr_grad_norm_cuda(tsr_stream *stream, const tsr_grad_norm_args *args)
@@ -323,9 +338,14 @@ extern "C" tsr_status tsr_grad_norm_cuda(tsr_stream *stream, const tsr_grad_norm
         return tsr_fail(TSR_EINVAL, "grad_norm: shift %d, 0 to 62 is expected", args->shift);
     if (args->count == 0)
         return TSR_OK;
-    unsigned blocks =
-        tsr_filling_blocks(stream, args->count / TSR_GRANULE, THREADS / TEAM, NORM_BLOCKS);
-    TSR_LAUNCH(grad_norm, blocks, THREADS, stream, *args, ldexpf(1, -args->shift),
-               (uintptr_t)args->gradient % 16 == 0);
+    uint64_t granules = args->count / TSR_GRANULE;
+    unsigned blocks = tsr_filling_blocks(stream, granules, THREADS / TEAM, NORM_BLOCKS);
+    if (args->rounded)
+        TSR_LAUNCH((grad_norm<float2, float>), blocks, THREADS, stream, args->sum, args->rounded,
+                   granules, 1.0f, (uintptr_t)args->rounded % 8 == 0);
+    else
+        TSR_LAUNCH((grad_norm<longlong2, int64_t>), blocks, THREADS, stream, args->sum,
+                   args->gradient, granules, ldexpf(1, -args->shift),
+                   (uintptr_t)args->gradient % 16 == 0);
     return tsr_launched("grad_norm");
 }

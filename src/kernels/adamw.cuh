@@ -50,6 +50,37 @@ static __device__ __forceinline__ float4 tsr_quad(const float *x)
     return make_float4(x[0], x[1], x[2], x[3]);
 }
 
+/* ---- gradients ---- */
+
+/* As they lie: a sum, or the bits of a rounded one. */
+static __device__ __forceinline__ int64_t tsr_load_gradient(const tsr_adamw_span *span, uint64_t i)
+{
+    return span->rounded ? __float_as_int(span->rounded[i]) : span->gradient[i];
+}
+
+/* Four of them. */
+static __device__ __forceinline__ void tsr_load_gradients(int64_t *out, const tsr_adamw_span *span,
+                                                          uint64_t i)
+{
+    if (span->rounded) {
+        int4 bits = __ldcs((const int4 *)(span->rounded + i));
+        out[0] = bits.x, out[1] = bits.y, out[2] = bits.z, out[3] = bits.w;
+        return;
+    }
+    longlong2 low = __ldcs((const longlong2 *)(span->gradient + i));
+    longlong2 high = __ldcs((const longlong2 *)(span->gradient + i + 2));
+    out[0] = low.x, out[1] = low.y, out[2] = high.x, out[3] = high.y;
+}
+
+/* The gradient, clipped. */
+static __device__ __forceinline__ float tsr_gradient_of(int64_t loaded, const tsr_adamw_span *span,
+                                                        float unit, float clip)
+{
+    float rounded =
+        span->rounded ? __int_as_float((int)loaded) : __fmul_rn(__ll2float_rn(loaded), unit);
+    return __fmul_rn(rounded, clip);
+}
+
 /* ---- launches ---- */
 
 /* Enough blocks to fill the device, `each` on a multiprocessor, and no more: they stride. */

@@ -3,7 +3,7 @@
  * the gradient and its clip factor.
  *
  * With f() rounding a double to fp32 and every operation rounded once:
- *     g = RN(acc 2^-shift) * clip
+ *     g = RN(acc 2^-shift) * clip, or rounded * clip
  *     m = fma(g - m, f(1 - b1), m), or where b1 <= 1/2 fma(g - m, f(1 - b1) - 1, g)
  *     v = fma(f(1 - b2) * g, g, f(b2) * v)
  *     p = p * f(1 - lr wd) + (-f(lr / (1 - b1^t)) * m) / (sqrt(v) / f(sqrt(1 - b2^t)) + f(eps))
@@ -24,6 +24,7 @@ typedef struct {
     float *master;           /* [count] */
     void *m, *v;             /* [count] fp32; with absmax the codes of adamw_8bit.h */
     const int64_t *gradient; /* [count] fixed point, summed over micro-batches and ranks */
+    const float *rounded;    /* [count] not NULL: the sums as fixed_point.h rounds them, instead */
     void *work;              /* [count] the copy that is gathered; NULL: none */
     tsr_dtype work_dtype;    /* F32 or BF16 (rounded to nearest even) */
     uint64_t count;
@@ -79,11 +80,12 @@ tsr_status tsr_adamw_run_f32(float *master, float *m, float *v, const float *gra
  * TSR_EINVAL. */
 tsr_status tsr_adamw_copy_work(void *work, tsr_dtype dtype, const float *master, uint64_t count);
 
-/* Adds the squares of owned gradients to *sum, which depends on the set of granules only: every
+/* Adds the squares of owned gradients, rounded to fp32, to *sum, which depends on the set of granules only: every
  * 64 elements are summed in fp64 in a fixed order, and their sums exactly. Merged over ranks (an
  * integer all-reduce of TSR_EXACT_WORDS words) it has the same bits for any number of ranks.
  * `count` is a multiple of 64. */
 void tsr_grad_norm_add(tsr_exact_sum *sum, const int64_t *gradient, uint64_t count, int shift);
+void tsr_grad_norm_add_rounded(tsr_exact_sum *sum, const float *gradient, uint64_t count);
 
 /* sqrt of the merged sum; not finite if a summand was not. */
 double tsr_grad_norm(const tsr_exact_sum *sum);
@@ -93,7 +95,7 @@ float tsr_clip_factor(double norm, double max_norm);
 
 /* The op: as tsr_adamw_run, with t read from the control when it runs (whether the step before was
  * skipped is not known when this one is issued). Cost: 36 bytes moved for each element with an fp32
- * working copy. */
+ * working copy, 32 of rounded gradients. */
 typedef struct {
     const tsr_adamw_span *spans; /* borrowed until the op has run */
     uint64_t span_count;
@@ -105,10 +107,11 @@ typedef struct {
 tsr_status tsr_adamw_check(const tsr_adamw_args *args);
 tsr_status tsr_adamw_ref(const tsr_adamw_args *args, tsr_pool *pool);
 
-/* The op: tsr_grad_norm_add. */
+/* The op: tsr_grad_norm_add, or of rounded gradients. */
 typedef struct {
     tsr_exact_sum *sum;
     const int64_t *gradient; /* [count] */
+    const float *rounded;    /* [count], instead; shift is not used */
     uint64_t count;
     int shift;
 } tsr_grad_norm_args;

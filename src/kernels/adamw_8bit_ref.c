@@ -97,7 +97,7 @@ static void run_block(const tsr_adamw_span *span, uint64_t first, const scalars 
     float gradient[BLOCK], m[BLOCK], v[BLOCK];
     float *absmax = span->absmax + first / BLOCK * 2;
     uint8_t *m_code = (uint8_t *)span->m + first, *v_code = (uint8_t *)span->v + first;
-    tsr_adamw_gradient(gradient, span->gradient + first, BLOCK, s->unit, s->clip);
+    tsr_adamw_gradient(gradient, span, first, BLOCK, s->unit, s->clip);
     decode(m, m_code, tsr_dynamic_signed, absmax[0]);
     decode(v, v_code, tsr_dynamic_unsigned, absmax[1]);
     update(span->master + first, m, v, gradient, BLOCK, s);
@@ -116,7 +116,7 @@ static void run_range(const tsr_adamw_span *span, uint64_t first, uint64_t end, 
         if (span->absmax) {
             run_block(span, first, s);
         } else {
-            tsr_adamw_gradient(gradient, span->gradient + first, count, s->unit, s->clip);
+            tsr_adamw_gradient(gradient, span, first, count, s->unit, s->clip);
             update(span->master + first, (float *)span->m + first, (float *)span->v + first,
                    gradient, count, s);
         }

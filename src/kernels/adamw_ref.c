@@ -60,11 +60,27 @@ TSR_CLONES static void update(float *restrict p, float *restrict m, float *restr
     }
 }
 
-TSR_CLONES void tsr_adamw_gradient(float *restrict g, const int64_t *restrict acc, uint64_t count,
-                                   float unit, float clip)
+TSR_CLONES static void clip_sums(float *restrict g, const int64_t *restrict acc, uint64_t count,
+                                 float unit, float clip)
 {
     for (uint64_t i = 0; i < count; i++)
         g[i] = (float)acc[i] * unit * clip;
+}
+
+TSR_CLONES static void clip_rounded(float *restrict g, const float *restrict rounded,
+                                    uint64_t count, float clip)
+{
+    for (uint64_t i = 0; i < count; i++)
+        g[i] = rounded[i] * clip;
+}
+
+void tsr_adamw_gradient(float *g, const tsr_adamw_span *span, uint64_t first, uint64_t count,
+                        float unit, float clip)
+{
+    if (span->rounded)
+        clip_rounded(g, span->rounded + first, count, clip);
+    else
+        clip_sums(g, span->gradient + first, count, unit, clip);
 }
 
 TSR_CLONES static void copy_f32(float *restrict out, const float *restrict p, uint64_t count)
@@ -101,7 +117,7 @@ static void run_span(const tsr_adamw_span *span, const scalars *s, float unit, f
     float gradient[CHUNK];
     for (uint64_t first = 0; first < span->count; first += CHUNK) {
         uint64_t n = span->count - first < CHUNK ? span->count - first : CHUNK;
-        tsr_adamw_gradient(gradient, span->gradient + first, n, unit, clip);
+        tsr_adamw_gradient(gradient, span, first, n, unit, clip);
         update(span->master + first, (float *)span->m + first, (float *)span->v + first, gradient,
                n, s);
         if (span->work)
@@ -142,12 +158,12 @@ tsr_status tsr_adamw_copy_work(void *work, tsr_dtype dtype, const float *master,
 
 /* Eight sums of every eighth element, then a tree: the order is the same on every instruction set.
  */
-TSR_CLONES static double granule_squares(const int64_t *acc, float unit)
+TSR_CLONES static double granule_squares(const float *gradient)
 {
     double lane[8] = {0};
     for (int row = 0; row < TSR_GRANULE; row += 8)
         for (int i = 0; i < 8; i++) {
-            double g = (double)((float)acc[row + i] * unit);
+            double g = (double)gradient[row + i];
             lane[i] += g * g;
         }
     return ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
@@ -156,9 +172,17 @@ TSR_CLONES static double granule_squares(const int64_t *acc, float unit)
 
 void tsr_grad_norm_add(tsr_exact_sum *sum, const int64_t *gradient, uint64_t count, int shift)
 {
-    float unit = ldexpf(1, -shift);
+    float rounded[TSR_GRANULE];
+    for (uint64_t first = 0; first < count; first += TSR_GRANULE) {
+        tsr_fixed_to_f32(rounded, gradient + first, TSR_GRANULE, shift);
+        tsr_exact_add(sum, granule_squares(rounded));
+    }
+}
+
+void tsr_grad_norm_add_rounded(tsr_exact_sum *sum, const float *gradient, uint64_t count)
+{
     for (uint64_t first = 0; first < count; first += TSR_GRANULE)
-        tsr_exact_add(sum, granule_squares(gradient + first, unit));
+        tsr_exact_add(sum, granule_squares(gradient + first));
 }
 
 double tsr_grad_norm(const tsr_exact_sum *sum)
@@ -196,7 +220,8 @@ static void span_block(void *context, int index)
     part.master += first;
     part.m = (float *)part.m + first;
     part.v = (float *)part.v + first;
-    part.gradient += first;
+    part.gradient = part.rounded ? NULL : part.gradient + first;
+    part.rounded = part.rounded ? part.rounded + first : NULL;
     part.count = left < SPAN_BLOCK ? left : SPAN_BLOCK;
     if (part.work)
         part.work = (char *)part.work + first * tsr_dtype_bytes(part.work_dtype);
@@ -222,7 +247,8 @@ tsr_status tsr_adamw_ref(const tsr_adamw_args *args, tsr_pool *pool)
 
 tsr_status tsr_grad_norm_check(const tsr_grad_norm_args *args)
 {
-    TSR_EXPECT(args->sum && (args->gradient || !args->count), "grad_norm", "a pointer is NULL");
+    TSR_EXPECT(args->sum && (args->gradient || args->rounded || !args->count), "grad_norm",
+               "a pointer is NULL");
     TSR_EXPECT(args->count % TSR_GRANULE == 0, "grad_norm", "count is no multiple of 64");
     return TSR_OK;
 }
@@ -231,6 +257,9 @@ tsr_status tsr_grad_norm_ref(const tsr_grad_norm_args *args, tsr_pool *pool)
 {
     (void)pool;
     TSR_TRY(tsr_grad_norm_check(args));
-    tsr_grad_norm_add(args->sum, args->gradient, args->count, args->shift);
+    if (args->rounded)
+        tsr_grad_norm_add_rounded(args->sum, args->rounded, args->count);
+    else
+        tsr_grad_norm_add(args->sum, args->gradient, args->count, args->shift);
     return TSR_OK;
 }

@@ -5,7 +5,7 @@
  * Split    A thread takes 2 elements at a time, a 16-byte access of int64, 4 turns, all loads first.
  *          fixed_sum: a block has a tile of one part; parts, and so tiles, begin on 64 elements.
  * Cost     fixed_sum 16 + 4 ranks bytes an element (16 + 8 ranks of wide gradients), fixed_accumulate
- *          20; 8 less where they store. fixed_add 24 (16 where it stores: a copy).
+ *          20; 8 less where they store, 12 where sums are rounded. fixed_add 24 (16 where it stores: a copy).
  */
 #include "kernels/cuda.cuh"
 
@@ -68,7 +68,14 @@ static __device__ __forceinline__ longlong2 load_pair(const int64_t *g, uint64_t
     return make_longlong2(left ? *g : 0, 0);
 }
 
-template <typename ELEMENT, typename PAIR>
+/* Of fixed_point.h's tsr_fixed_to_f32; the product is exact. */
+static __device__ __forceinline__ float2 round_pair(longlong2 sum, float unit)
+{
+    return make_float2(__fmul_rn(__ll2float_rn(sum.x), unit),
+                       __fmul_rn(__ll2float_rn(sum.y), unit));
+}
+
+template <typename ELEMENT, typename PAIR, bool ROUNDED>
 static __global__ void __launch_bounds__(THREADS)
     sum_parts(const tsr_fixed_sum_args a, const __grid_constant__ part_table table, float scale)
 {
@@ -87,7 +94,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int turn = 0; turn < TURNS; turn++) {
         uint64_t i = base + (uint64_t)(turn * THREADS * 2);
         sum[turn] = make_longlong2(0, 0);
-        if (!a.store && i < part.count)
+        if (!ROUNDED && !a.store && i < part.count)
             sum[turn] = out[i / 2];
     }
     for (uint64_t k = 0; k < a.ranks; k++) {
@@ -107,7 +114,9 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         uint64_t i = base + (uint64_t)(turn * THREADS * 2);
-        if (i < part.count)
+        if (ROUNDED && i < part.count)
+            ((float2 *)(a.rounded + part.offset))[i / 2] = round_pair(sum[turn], 1 / scale);
+        else if (i < part.count)
             out[i / 2] = sum[turn];
     }
     if (refused)
@@ -118,7 +127,8 @@ static __global__ void __launch_bounds__(THREADS)
 static tsr_status check_aligned(const tsr_fixed_sum_args *args)
 {
     uintptr_t pair = args->wide ? sizeof(longlong2) : sizeof(float2);
-    bool good = (uintptr_t)args->accumulator % 16 == 0 && (uintptr_t)args->gradient % pair == 0 &&
+    uintptr_t sums = (uintptr_t)(args->rounded ? (void *)args->rounded : args->accumulator);
+    bool good = sums % 16 == 0 && (uintptr_t)args->gradient % pair == 0 &&
                 (uintptr_t)args->received % pair == 0;
     for (int i = 0; i < args->part_count; i++)
         good = good && args->part[i].offset % TSR_GRANULE == 0 &&
@@ -127,6 +137,17 @@ static tsr_status check_aligned(const tsr_fixed_sum_args *args)
                 : tsr_fail(TSR_EUNSUPPORTED,
                            "fixed_sum: sums that are not on 16 bytes, gradients not on two "
                            "elements, or parts of no whole granules on CUDA");
+}
+
+template <typename ELEMENT, typename PAIR>
+static void launch_sums(tsr_stream *stream, unsigned tiles, const tsr_fixed_sum_args *args,
+                        const part_table *table)
+{
+    float scale = (float)(1ull << args->shift);
+    if (args->rounded)
+        TSR_LAUNCH((sum_parts<ELEMENT, PAIR, true>), tiles, THREADS, stream, *args, *table, scale);
+    else
+        TSR_LAUNCH((sum_parts<ELEMENT, PAIR, false>), tiles, THREADS, stream, *args, *table, scale);
 }
 
 extern "C" tsr_status tsr_fixed_sum_cuda(tsr_stream *stream, const tsr_fixed_sum_args *args)
@@ -142,11 +163,10 @@ extern "C" tsr_status tsr_fixed_sum_cuda(tsr_stream *stream, const tsr_fixed_sum
     }
     if (tiles == 0)
         return TSR_OK;
-    float scale = (float)(1ull << args->shift);
     if (args->wide)
-        TSR_LAUNCH((sum_parts<int64_t, longlong2>), tiles, THREADS, stream, *args, table, scale);
+        launch_sums<int64_t, longlong2>(stream, tiles, args, &table);
     else
-        TSR_LAUNCH((sum_parts<float, float2>), tiles, THREADS, stream, *args, table, scale);
+        launch_sums<float, float2>(stream, tiles, args, &table);
     return tsr_launched("fixed_sum");
 }
 

@@ -40,7 +40,7 @@ bool tsr_fixed_from_f32(int64_t *out, const float *g, uint64_t count, int shift,
 /* accumulator[i] += part[i]. */
 void tsr_fixed_add(int64_t *accumulator, const int64_t *part, uint64_t count);
 
-/* g[i] = RN_fp32(acc[i] 2^-shift), one rounding. */
+/* g[i] = RN_fp32(acc[i] 2^-shift), one rounding: what AdamW and the norm read of a sum. */
 void tsr_fixed_to_f32(float *g, const int64_t *acc, uint64_t count, int shift);
 
 #define TSR_FIXED_PARTS 72 /* tensors of one unit, at most */
@@ -54,15 +54,16 @@ typedef struct {
 
 /* The op: the gradients that all ranks have of one owner's parts of a unit, converted and summed.
  * accumulator[i] = (store ? 0 : accumulator[i]) + the sum over ranks of RN(g 2^shift); of wide ones + the sum
- * over ranks of g.
+ * over ranks of g. Sums that no later micro-batch adds to may go to `rounded` as tsr_fixed_to_f32 gives them.
  *
  * A tensor's gradient is padded to whole parts: rank i's is number i. `gradient` holds this rank's
  * gradients, tensor after tensor: a tensor begins at element ranks offset, the owner's part of it at
  * rank count more. `received` holds what the other ranks have of the owner's parts: a tensor begins
  * at element (ranks - 1) offset, the ranks follow one another. Cost: 4 bytes (8 of wide ones) read for each
- * rank and element, 16 for the sum (8 where it is stored). */
+ * rank and element, 16 for the sum (8 where it is stored, 4 where it is rounded). */
 typedef struct {
-    int64_t *accumulator;
+    int64_t *accumulator;            /* not used with `rounded` */
+    float *rounded;                  /* NULL: none; only with `store` */
     const void *gradient, *received; /* float; wide: int64_t. One rank: received may be NULL */
     const tsr_fixed_part *part;      /* [part_count]; borrowed until the op has run */
     int64_t *overflow; /* one word: the mark of a tensor that has an element which is not finite or

@@ -79,9 +79,10 @@ void tsr_fixed_to_f32(float *g, const int64_t *acc, uint64_t count, int shift)
 
 tsr_status tsr_fixed_sum_check(const tsr_fixed_sum_args *args)
 {
-    TSR_EXPECT(args->accumulator && args->gradient && args->part && args->overflow &&
-                   (args->received || args->ranks == 1),
+    TSR_EXPECT((args->accumulator || args->rounded) && args->gradient && args->part &&
+                   args->overflow && (args->received || args->ranks == 1),
                "fixed_sum", "a buffer is NULL");
+    TSR_EXPECT(args->store || !args->rounded, "fixed_sum", "rounded sums cannot be added to");
     TSR_EXPECT(args->rank < args->ranks && args->shift >= 0 && args->shift <= 62, "fixed_sum",
                "rank or shift out of range");
     TSR_EXPECT(args->part_count >= 0 && args->part_count <= TSR_FIXED_PARTS, "fixed_sum",
@@ -108,7 +109,8 @@ static void sum_block(void *context, int index)
     uint64_t first = (uint64_t)index * SUM_BLOCK, left = part->count - first;
     uint64_t count = left < SUM_BLOCK ? left : SUM_BLOCK;
     uint64_t real = part->real > first ? part->real - first : 0, refused = 0;
-    int64_t *sum = a->accumulator + part->offset + first, converted[SUM_BLOCK];
+    int64_t converted[SUM_BLOCK], kept[SUM_BLOCK];
+    int64_t *sum = a->rounded ? kept : a->accumulator + part->offset + first;
     real = real < count ? real : count;
     if (a->store)
         memset(sum, 0, count * sizeof *sum);
@@ -127,6 +129,8 @@ static void sum_block(void *context, int index)
             convert(converted, (const float *)from + at, real, power_of_two(a->shift), a->limit);
         tsr_fixed_add(sum, converted, real);
     }
+    if (a->rounded)
+        tsr_fixed_to_f32(a->rounded + part->offset + first, sum, count, a->shift);
     if (refused)
         atomic_store(&work->refused, true);
 }

@@ -217,6 +217,14 @@ uint64_t tsr_decision_loads(const tsr_decision *decision, const tsr_layout *layo
     return decision->train ? tsr_model_load_count(layout) : 0;
 }
 
+/* An adapter's rows of a step may be in several of the micro-batches that adapters share. */
+static bool has_one_round(const tsr_decision *d, const tsr_inputs *inputs)
+{
+    int ranks = d->group * d->replicas;
+    return d->train && !tsr_inputs_mixes(inputs) && !inputs->layout.mixed_count &&
+           tsr_inputs_step_micro(inputs, ranks) <= tsr_inputs_groups(inputs, ranks);
+}
+
 tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
                           const tsr_choice *c)
 {
@@ -236,6 +244,7 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .replicas = d->replicas,
                                 .slots = (int)inputs->config.slots,
                                 .train = d->train,
+                                .one_round = has_one_round(d, inputs),
                                 .stride = d->stride,
                                 .mixed = layout->mixed_count > 0,
                                 .ends_alone = tsr_inputs_mixes(inputs) && !layout->mixed_count,

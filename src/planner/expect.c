@@ -313,16 +313,17 @@ static double gather(const costing *c, double bytes)
 }
 
 /* The rank's part of a unit's gradient from all others of the group. It is read with theirs and added to
- * the sums, which are int64; with replicas, sums of its own go over these, there and back, and are added
- * then. */
+ * the sums, which are int64, or rounded to fp32; with replicas, sums of its own go over these, there and back,
+ * and are added then. */
 static double reduce(const costing *c, const tsr_plan_op *op)
 {
     circle with = shard_circle(c), replicas = replica_circle(c);
     double bytes = (double)op->bytes, part = bytes / with.ranks;
     double sums = 8.0 * (double)c->decision->units[op->unit].trainable.gradient_count;
     double over = 2 * sums * (replicas.ranks - 1) / replicas.ranks;
+    double added = c->decision->plan->rounded ? sums / 2 : 2 * sums;
     return collective(c, with, part * (with.ranks - 1)) + collective(c, replicas, over) +
-           stream(c, bytes + 2 * sums) + (replicas.ranks > 1 ? stream(c, 3 * sums) : 0);
+           stream(c, bytes + added) + (replicas.ranks > 1 ? stream(c, 3 * sums) : 0);
 }
 
 static double from_host(const costing *c, double bytes)

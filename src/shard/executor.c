@@ -320,6 +320,8 @@ tsr_status tsr_executor_micro_batch(tsr_executor *executor, bool train, bool emp
 {
     TSR_TRY(check_alive(executor));
     TSR_TRY(check_words(executor));
+    if (train && executor->train_batches && executor->plan->options.one_round)
+        return tsr_fail(TSR_EINVAL, "a second micro-batch of a step that was planned with one");
     executor->train = train;
     executor->empty = empty;
     bool first = executor->norm_due;

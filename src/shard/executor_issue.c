@@ -206,12 +206,12 @@ static tsr_status sum_parts(const tsr_executor *executor, tsr_stream *stream,
     return TSR_OK;
 }
 
-/* Where the sums of a run are, and the first of a unit's. */
-static int64_t *sums_of(const tsr_executor *executor, const tsr_sum_run *run, int unit)
+/* Whose sums a run's are. */
+static const tsr_trainable *owner_of(const tsr_executor *executor, const tsr_sum_run *run)
 {
     const tsr_store *store =
         run->owner < 0 ? executor->options.store : executor->options.owner[run->owner].store;
-    return store->trainable.accumulator + store->trainable.begin[unit];
+    return &store->trainable;
 }
 
 /* Whether they begin with this micro-batch. */
@@ -235,10 +235,15 @@ static tsr_status sum_run(tsr_executor *executor, const tsr_plan_op *op, const t
     char *received = store->received;
     uint64_t contributions = owner ? owner->contributions : e->contributions;
     bool replicas = executor->plan->options.replicas > 1;
+    const tsr_trainable *sums = owner_of(executor, run);
+    uint64_t begin = sums->begin[op->unit];
     return sum_parts(
         executor, stream_of(executor, op),
         (tsr_fixed_sum_args){
-            .accumulator = replicas ? store->partial + ahead : sums_of(executor, run, op->unit),
+            .accumulator = replicas        ? store->partial + ahead
+                           : sums->rounded ? NULL
+                                           : sums->accumulator + begin,
+            .rounded = sums->rounded ? sums->rounded + begin : NULL,
             .gradient = (char *)tsr_store_gradient(store, op->buffer) + ranks * bytes,
             .received = received ? received + (ranks - 1) * bytes : NULL,
             .wide = unit->wide,
@@ -273,13 +278,15 @@ static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
         return TSR_OK;
     TSR_TRY(
         tsr_comm_all_reduce(e->replica, stream, e->store->partial, unit->gradient_count, TSR_SUM));
-    for (const tsr_sum_run *r = run; r < end; r++)
+    for (const tsr_sum_run *r = run; r < end; r++) {
+        const tsr_trainable *sums = owner_of(executor, r);
+        int64_t *first = sums->accumulator + sums->begin[op->unit];
         TSR_TRY(e->kernels->fixed_add(
-            stream, &(tsr_fixed_add_args){.accumulator = sums_of(executor, r, op->unit) +
-                                                         executor->part[r->first].offset,
+            stream, &(tsr_fixed_add_args){.accumulator = first + executor->part[r->first].offset,
                                           .part = e->store->partial + r->offset,
                                           .count = r->elements,
                                           .store = begins(executor, r)}));
+    }
     return TSR_OK;
 }
 

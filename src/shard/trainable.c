@@ -38,7 +38,7 @@ void tsr_trainable_free(tsr_trainable *trainable)
     *trainable = (tsr_trainable){0};
 }
 
-tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train,
+tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train, bool rounded,
                               tsr_place state)
 {
     uint64_t kept = train ? trainable->count : 0;
@@ -66,8 +66,9 @@ tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool t
          TSR_PLACE_DEVICE},
         {NULL,
          "trainable.gradient",
-         "sums over micro-batches and ranks, exact in fixed point",
-         {TSR_I64, kept, 1},
+         rounded ? "exact sums over ranks, rounded once"
+                 : "sums over micro-batches and ranks, exact in fixed point",
+         {rounded ? TSR_F32 : TSR_I64, kept, 1},
          TSR_PLACE_DEVICE},
     };
     for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
@@ -78,7 +79,8 @@ tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool t
     trainable->m = buffer[2].out;
     trainable->v = buffer[3].out;
     trainable->absmax = buffer[4].out;
-    trainable->accumulator = buffer[5].out;
+    trainable->accumulator = rounded ? NULL : buffer[5].out;
+    trainable->rounded = rounded ? buffer[5].out : NULL;
     return TSR_OK;
 }
 

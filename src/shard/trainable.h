@@ -8,7 +8,8 @@
  * of m or v is a byte, another four), and a granule has one pair of absmax;
  * the working copy has the shard layout of each unit's trainable part, unit after unit (with fp32
  * that is the very same order). Masters and moments may live in host memory, for the optimizer to
- * pass over in chunks.
+ * pass over in chunks. Where nothing is added to a unit's sums once they are made, they are kept as what AdamW
+ * and the norm read of them, fp32 (kernels/fixed_point.h): half the bytes and the same bits of every parameter.
  *
  * Threads  The plan orders all accesses; the host reads or writes only while the streams are idle.
  */
@@ -32,7 +33,8 @@ typedef struct {
     float *master;              /* [count], device or host memory */
     char *m, *v;                /* likewise */
     float *absmax;        /* [count / 256][2], of m and v; device memory; NULL: nothing is coded */
-    int64_t *accumulator; /* [count] */
+    int64_t *accumulator; /* [count]; NULL: `rounded` */
+    float *rounded;       /* [count] */
     char *work;           /* [work_bytes] */
 } tsr_trainable;
 
@@ -61,8 +63,8 @@ tsr_status tsr_trainable_make(tsr_trainable *out, const tsr_unit *units, int uni
 void tsr_trainable_free(tsr_trainable *trainable);
 
 /* Takes (or plans) the arrays from device memory, masters and moments from `state`. Without `train`
- * only the working copy. */
-tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train,
+ * only the working copy. rounded: sums are not added to. */
+tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train, bool rounded,
                               tsr_place state);
 
 /* Segment `segment` of unit `unit`'s trainable part. */

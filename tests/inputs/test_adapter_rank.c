@@ -6,6 +6,7 @@
  */
 #include "adapters/init.h"
 #include "support/job.h"
+#include "support/kept_gradient.h"
 #include "support/llama.h"
 #include "support/rows.h"
 #include "support/scratch.h"
@@ -74,7 +75,8 @@ static tsr_status check_padding(const expectation *e, const tsr_job *job,
         memcpy(bits + 1, t->m + 4 * at, 4);
         memcpy(bits + 2, t->v + 4 * at, 4);
         bits[3] = work[i];
-        zeros += padding[i] && !bits[0] && !bits[1] && !bits[2] && !bits[3] && !t->accumulator[at];
+        zeros +=
+            padding[i] && !bits[0] && !bits[1] && !bits[2] && !bits[3] && kept_gradient(t, at) == 0;
     }
     free(padding);
     TRY(zeros == span->count - stored);

@@ -2,6 +2,7 @@
  * Keys reach what they are about: in a whole job, each of them at a value that is not its default.
  */
 #include "support/job.h"
+#include "support/kept_gradient.h"
 #include "support/rows.h"
 #include "support/scratch.h"
 
@@ -73,7 +74,7 @@ static tsr_status look(tsr_job *job, void *user)
         TSR_TRY(tsr_model_unstage(job->model));
     TSR_TRY(job_micro_batches(job, true, s->steps, NULL, NULL));
     for (uint64_t i = 0; i < s->count; i++)
-        s->gradient[i] = (double)t->accumulator[i] * 0x1p-44;
+        s->gradient[i] = kept_gradient(t, i);
     return TSR_OK;
 }
 

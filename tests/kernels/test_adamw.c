@@ -175,6 +175,31 @@ static void test_spans(void **state)
     free(a), free(b), free(c);
 }
 
+/* Of rounded sums the same bits, and the same norm. */
+static void test_rounded(void **state)
+{
+    (void)state;
+    params *a = fill(), *b = fill();
+    tsr_adamw_step step = step_of(3, 0.1);
+    tsr_adamw_control control = {.clip = 0.37f, .step = 3};
+    tsr_adamw_span sums = span_of(a, 0, N), rounded = span_of(b, 0, N);
+    tsr_fixed_to_f32(b->g, b->acc, N, TSR_FIXED_SHIFT);
+    memcpy(a->g, b->g, sizeof a->g);
+    rounded.gradient = NULL;
+    rounded.rounded = b->g;
+    assert_int_equal(tsr_adamw_run(&sums, 1, &step, TSR_FIXED_SHIFT, &control), TSR_OK);
+    assert_int_equal(tsr_adamw_ref(&(tsr_adamw_args){&rounded, 1, step, &control, 0}, NULL),
+                     TSR_OK);
+    assert_memory_equal(a, b, sizeof *a);
+    tsr_exact_sum norm[2];
+    tsr_exact_clear(&norm[0]), tsr_exact_clear(&norm[1]);
+    tsr_grad_norm_add(&norm[0], a->acc, N, TSR_FIXED_SHIFT);
+    tsr_grad_norm_args args = {.sum = &norm[1], .rounded = b->g, .count = N};
+    assert_int_equal(tsr_grad_norm_ref(&args, NULL), TSR_OK);
+    assert_memory_equal(&norm[0], &norm[1], sizeof norm[0]);
+    free(a), free(b);
+}
+
 /* A span's rate is a learning rate of its own, decay included. */
 static void test_rate(void **state)
 {
@@ -258,13 +283,10 @@ static void test_clip(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch),
-        cmocka_unit_test(test_small_beta1),
-        cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_rate),
-        cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_clip),
-        cmocka_unit_test(test_skip_and_refusals),
+        cmocka_unit_test(test_torch), cmocka_unit_test(test_small_beta1),
+        cmocka_unit_test(test_spans), cmocka_unit_test(test_rounded),
+        cmocka_unit_test(test_rate),  cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_clip),  cmocka_unit_test(test_skip_and_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
  * differ by. fp32 moments, decay after the update, blocks of zeros, spans cut anywhere, refusals.
  */
 #include "kernels/adamw_8bit.h"
+#include "kernels/fixed_point.h"
 
 #include "support/golden_plain.h"
 
@@ -197,16 +198,19 @@ static void test_zeros(void **state)
     free(c);
 }
 
-/* The same bits from spans that end at any block, and one working copy of each dtype. */
+/* The same bits from spans that end at any block, one of them of rounded gradients, and one working copy of
+ * each dtype. */
 static void test_cuts(void **state)
 {
     (void)state;
     coded *whole = calloc(1, sizeof *whole), *cut = calloc(1, sizeof *cut);
     uint16_t *work = calloc(COUNT, sizeof *work);
+    float *rounded = calloc(COUNT, sizeof *rounded);
     for (int i = 0; i < COUNT; i++) {
         whole->p[i] = cut->p[i] = sinf((float)i);
         whole->g[i] = cut->g[i] = (int64_t)(cosf((float)i * 0.7f) * 0x1p40f);
     }
+    tsr_fixed_to_f32(rounded, cut->g, COUNT, SHIFT);
     tsr_adamw_span span = span_of(whole), part[3];
     const uint64_t begin[] = {0, 256, 256 * 20, COUNT};
     for (int i = 0; i < 3; i++) {
@@ -214,7 +218,8 @@ static void test_cuts(void **state)
         part[i].master += begin[i];
         part[i].m = cut->m + begin[i];
         part[i].v = cut->v + begin[i];
-        part[i].gradient += begin[i];
+        part[i].gradient = i == 1 ? NULL : part[i].gradient + begin[i];
+        part[i].rounded = i == 1 ? rounded + begin[i] : NULL;
         part[i].absmax += begin[i] / 128;
         part[i].work = work + begin[i];
         part[i].work_dtype = TSR_BF16;
@@ -230,7 +235,7 @@ static void test_cuts(void **state)
     assert_memory_equal(whole, cut, sizeof *cut);
     for (int i = 0; i < COUNT; i++)
         assert_int_equal(work[i], tsr_f32_to_bf16(cut->p[i]));
-    free(whole), free(cut), free(work);
+    free(whole), free(cut), free(work), free(rounded);
 }
 
 static void test_refused(void **state)

@@ -63,7 +63,7 @@ typedef struct {
     uint64_t ranks, rank;
     const uint64_t *counts; /* of each tensor's elements */
     int tensors, shift;
-    bool wide, store;
+    bool wide, store, rounded;
     float bad; /* not 0: in the middle of every tensor but the first, of one rank; wide: lost */
     uint64_t donor; /* that rank */
 } sum_case;
@@ -119,11 +119,13 @@ static void one_sum(const sum_case *c)
     uint64_t each = c->wide ? sizeof(int64_t) : sizeof(float);
     void *gradient = new_contributions(all, 1 + stride, c->wide);
     void *received = new_contributions(others, 2 + stride, c->wide);
+    uint64_t kept = c->rounded ? sizeof(float) : sizeof(int64_t);
     int64_t *sums = new_sums(stride, 0, 3, 60), *before = allocate(stride * 8);
     int64_t overflow = 0, zero = 0;
     spoil(gradient, received, part, c);
     memcpy(before, sums, stride * 8);
-    tsr_fixed_sum_args args = {.accumulator = sums,
+    tsr_fixed_sum_args args = {.accumulator = c->rounded ? NULL : sums,
+                               .rounded = c->rounded ? (float *)sums : NULL,
                                .gradient = gradient,
                                .received = received,
                                .part = part,
@@ -136,16 +138,18 @@ static void one_sum(const sum_case *c)
                                .wide = c->wide,
                                .store = c->store};
     RUN(tsr_fixed_sum_ref(&args, rig.pool));
-    args.accumulator = cuda_copy(before, stride * 8);
+    void *out = cuda_copy(before, stride * 8);
+    args.accumulator = c->rounded ? NULL : out;
+    args.rounded = c->rounded ? out : NULL;
     args.gradient = cuda_copy(gradient, all * each);
     args.received = cuda_copy(received, others * each);
     args.overflow = cuda_copy(&zero, 8);
     RUN(rig.kernels->fixed_sum(rig.stream, &args));
     char what[96];
-    snprintf(what, sizeof what, "fixed_sum of %d %s tensors, rank %llu of %llu, shift %d, bad %g",
+    snprintf(what, sizeof what, "fixed_sum of %d %s tensors, rank %llu of %llu, shift %d, bad %g%s",
              c->tensors, c->wide ? "wide" : "fp32", (unsigned long long)c->rank,
-             (unsigned long long)c->ranks, c->shift, (double)c->bad);
-    expect_bytes(what, args.accumulator, sums, stride * 8, 8);
+             (unsigned long long)c->ranks, c->shift, (double)c->bad, c->rounded ? ", rounded" : "");
+    expect_bytes(what, out, sums, stride * kept, (uint32_t)kept);
     expect_bytes("overflow", args.overflow, &overflow, 8, 8);
     free(gradient), free(received), free(sums), free(before);
     cuda_free_all();
@@ -167,20 +171,23 @@ static void fixed_sum_gives_the_references_integers(void **state)
                 uint64_t n = ranks[i];
                 sum_case c = {.ranks = n,
                               .rank = k % 2 ? n - 1 : n / 2,
-                              .counts = few,
-                              .tensors = 8,
                               .shift = shifts[(i + j) % 4],
                               .wide = k / 2,
                               .store = k % 2,
                               .bad = bad[j],
                               .donor = n / 3};
-                one_sum(&c);
-                c.counts = many;
-                c.tensors = TSR_FIXED_PARTS;
-                one_sum(&c);
-                c.counts = few + 6;
-                c.tensors = 1;
-                one_sum(&c);
+                for (int rounded = 0; rounded <= c.store; rounded++) {
+                    c.rounded = rounded;
+                    c.counts = few;
+                    c.tensors = 8;
+                    one_sum(&c);
+                    c.counts = many;
+                    c.tensors = TSR_FIXED_PARTS;
+                    one_sum(&c);
+                    c.counts = few + 6;
+                    c.tensors = 1;
+                    one_sum(&c);
+                }
             }
     assert_int_equal(rig.kernels->fixed_sum(rig.stream, &(tsr_fixed_sum_args){.ranks = 1}),
                      TSR_EINVAL);
@@ -306,7 +313,7 @@ static void kernels_wait_for_those_before_them(void **state)
 /* ---- grad_norm ---- */
 
 /* Granules of very different sizes beside each other; some of zeros. */
-static void one_norm(uint64_t count, int shift, uint64_t offset, int most)
+static void one_norm(uint64_t count, int shift, uint64_t offset, int most, bool rounded)
 {
     if (!cuda_turn())
         return;
@@ -322,20 +329,23 @@ static void one_norm(uint64_t count, int shift, uint64_t offset, int most)
     tsr_exact_clear(&sum);
     tsr_exact_add(&sum, 1.0 / 3); /* what is there is added to */
     tsr_exact_add(&sum, -1e-300);
-    tsr_grad_norm_args args = {.sum = cuda_copy(&sum, sizeof sum),
-                               .gradient = (int64_t *)cuda_copy(g, (count + offset) * 8) + offset,
-                               .count = count,
-                               .shift = shift};
+    float *f = allocate((count + offset) * 4);
+    tsr_fixed_to_f32(f, g, count + offset, shift);
+    tsr_grad_norm_args host = {.sum = &sum, .count = count, .shift = shift}, args = host;
+    args.sum = cuda_copy(&sum, sizeof sum);
+    if (rounded)
+        args.rounded = (float *)cuda_copy(f, (count + offset) * 4) + offset;
+    else
+        args.gradient = (int64_t *)cuda_copy(g, (count + offset) * 8) + offset;
     RUN(rig.kernels->grad_norm(rig.stream, &args));
     const void *device = args.sum;
-    args.sum = &sum;
-    args.gradient = g + offset;
-    RUN(tsr_grad_norm_ref(&args, rig.pool));
+    host.gradient = g + offset; /* of both the same */
+    RUN(tsr_grad_norm_ref(&host, rig.pool));
     char what[64];
-    snprintf(what, sizeof what, "grad_norm of %llu, shift %d, limb", (unsigned long long)count,
-             shift);
+    snprintf(what, sizeof what, "grad_norm of %llu, shift %d%s, limb", (unsigned long long)count,
+             shift, rounded ? ", rounded" : "");
     expect_bytes(what, device, &sum, sizeof sum, 8);
-    free(g);
+    free(g), free(f);
     cuda_free_all();
 }
 
@@ -346,7 +356,8 @@ static void grad_norm_gives_the_references_limbs(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         for (size_t j = 0; j < sizeof shifts / sizeof *shifts; j++)
-            one_norm(counts[i], shifts[j], (i + j) % 2, j == 1 ? 62 : 50);
+            for (int rounded = 0; rounded < 2; rounded++)
+                one_norm(counts[i], shifts[j], (i + j) % 2, j == 1 ? 62 : 50, rounded);
     assert_int_equal(rig.kernels->grad_norm(rig.stream, &(tsr_grad_norm_args){.count = 64}),
                      TSR_EINVAL);
 }
@@ -359,6 +370,7 @@ typedef struct {
     float *p, *m, *v;
     float *absmax; /* not NULL: m and v are codes */
     int64_t *g;
+    float *rounded; /* the same as fp32; not NULL: on the device they are so */
     void *work;
     uint64_t count;
     tsr_dtype dtype;
@@ -373,6 +385,10 @@ static owned new_owned(uint64_t count, int kind)
     o.m = new_random((int64_t)count, 2, 0.01f);
     o.v = new_random((int64_t)count, 3, 1e-3f);
     o.g = new_sums(count, padding, 4, 48);
+    if (kind % 4 >= 2) {
+        o.rounded = allocate(count * 4);
+        tsr_fixed_to_f32(o.rounded, o.g, count, TSR_FIXED_SHIFT);
+    }
     o.work = allocate(count * 4);
     memset(o.work, 0xff, count * 4);
     for (uint64_t i = 0; i < count; i++) {
@@ -403,13 +419,20 @@ static owned new_coded(uint64_t count, int kind)
 
 static void free_owned(owned *o)
 {
-    free(o->p), free(o->m), free(o->v), free(o->absmax), free(o->g), free(o->work);
+    free(o->p), free(o->m), free(o->v), free(o->absmax), free(o->g), free(o->rounded),
+        free(o->work);
 }
 
 static tsr_adamw_span host_span(const owned *o)
 {
-    return (tsr_adamw_span){o->p,     o->m,     o->v, o->g,     o->has_work ? o->work : NULL,
-                            o->dtype, o->count, 0,    o->absmax};
+    return (tsr_adamw_span){.master = o->p,
+                            .m = o->m,
+                            .v = o->v,
+                            .gradient = o->g,
+                            .work = o->has_work ? o->work : NULL,
+                            .work_dtype = o->dtype,
+                            .count = o->count,
+                            .absmax = o->absmax};
 }
 
 /* `offset` elements off their alignment. */
@@ -420,14 +443,17 @@ static tsr_adamw_span device_span(const owned *o, uint64_t offset)
     s.master = (float *)cuda_copy(NULL, (count + offset) * 4) + offset;
     s.m = (float *)cuda_copy(NULL, (count + offset) * 4) + offset;
     s.v = (float *)cuda_copy(NULL, (count + offset) * 4) + offset;
-    int64_t *g = (int64_t *)cuda_copy(NULL, (count + offset) * 8) + offset;
+    const void *gradient = o->rounded ? (void *)o->rounded : o->g;
+    uint64_t width = o->rounded ? sizeof *o->rounded : sizeof *o->g;
+    char *g = (char *)cuda_copy(NULL, (count + offset) * width) + offset * width;
     if (o->has_work)
         s.work = (char *)cuda_copy(NULL, (count + offset) * each) + offset * each;
     RUN(tsr_device_write(rig.device, s.master, o->p, count * 4));
     RUN(tsr_device_write(rig.device, s.m, o->m, count * 4));
     RUN(tsr_device_write(rig.device, s.v, o->v, count * 4));
-    RUN(tsr_device_write(rig.device, g, o->g, count * 8));
-    s.gradient = g;
+    RUN(tsr_device_write(rig.device, g, gradient, count * width));
+    s.gradient = o->rounded ? NULL : (int64_t *)g;
+    s.rounded = o->rounded ? (float *)g : NULL;
     if (o->absmax)
         s.absmax = cuda_copy(o->absmax, count / 128 * 4);
     return s;

@@ -152,9 +152,30 @@ static void fill(const group *g, uint64_t rank, uint64_t micro_batch)
     }
 }
 
+/* The same sums, rounded, where they are stored; alone: the only ones that `overflow` is of. */
+static void check_rounded(tsr_fixed_sum_args args, uint64_t count, bool alone)
+{
+    float *rounded = malloc(count * sizeof *rounded), *want = malloc(count * sizeof *want);
+    int64_t overflow = 0;
+    assert_true(rounded && want);
+    tsr_fixed_to_f32(want, args.accumulator, count, args.shift);
+    args.accumulator = NULL;
+    args.rounded = rounded;
+    const int64_t *seen = args.overflow;
+    args.overflow = &overflow;
+    assert_int_equal(tsr_fixed_sum_ref(&args, NULL), TSR_OK);
+    assert_memory_equal(rounded, want, count * sizeof *want);
+    if (alone)
+        assert_int_equal(overflow, *seen);
+    args.store = false;
+    assert_int_equal(tsr_fixed_sum_ref(&args, NULL), TSR_EINVAL);
+    free(rounded), free(want);
+}
+
 /* What the owner's exchange brings, and its sum. */
 static void sum_of(group *g, uint64_t owner, bool store)
 {
+    bool alone = g->overflow == 0;
     tsr_fixed_sum_args args = {.accumulator = g->sum[owner],
                                .gradient = g->gradient[owner],
                                .received = g->ranks > 1 ? g->received : NULL,
@@ -180,6 +201,8 @@ static void sum_of(group *g, uint64_t owner, bool store)
             }
     }
     assert_int_equal(tsr_fixed_sum_ref(&args, NULL), TSR_OK);
+    if (store)
+        check_rounded(args, g->stride, alone);
 }
 
 /* All micro-batches, dealt to `ranks` ranks; returns the sums as flat tensors. */

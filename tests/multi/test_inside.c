@@ -12,6 +12,7 @@
  *                                          host memory: the same bits as on one rank without
  */
 #include "support/golden.h"
+#include "support/kept_gradient.h"
 #include "support/scratch.h"
 #include "traces.h"
 
@@ -90,7 +91,7 @@ typedef struct {
 static void take_gradient(record *r, const owned *o, int moment)
 {
     for (uint64_t i = 0; i < o->count; i++)
-        r->gradient[moment][o->to + i] = (double)o->trainable->accumulator[o->from + i] * 0x1p-44;
+        r->gradient[moment][o->to + i] = kept_gradient(o->trainable, o->from + i);
 }
 
 /* The golden trace's gradient where it is noise. */
@@ -100,7 +101,7 @@ static void settle(const record *r, const owned *o)
         const trace_noise *noise = &r->golden->noise[i];
         uint64_t at = r->golden->begin[o->tensor] + noise->element;
         if (noise->tensor == o->tensor && at >= o->to && at < o->to + o->count)
-            o->trainable->accumulator[o->from + at - o->to] = llround(noise->gradient * 0x1p44);
+            keep_gradient(o->trainable, o->from + at - o->to, noise->gradient);
     }
 }
 
@@ -204,7 +205,7 @@ static tsr_status step(tsr_job *job, record *r, int index)
     return TSR_OK;
 }
 
-/* The whole training; the accumulators keep a step's gradient until the next one writes them. */
+/* The whole training; a step's gradient is kept until the next one overwrites it. */
 static tsr_status train(tsr_job *job, void *user)
 {
     record *r = user;

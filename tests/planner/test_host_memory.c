@@ -98,16 +98,16 @@ static void test_activations(void **state)
 {
     (void)state;
     static const char budget[] = "memory_budget: 14GiB\n";
-    planned *p = accepted("llama3.1-8b", 110000, budget, 0);
+    planned *p = accepted("llama3.1-8b", 108000, budget, 0);
     assert_true(p->decision.offloaded_count > 0);
     release(p);
-    uint64_t mib = refused("llama3.1-8b", 110000, budget, 8 * GIB);
+    uint64_t mib = refused("llama3.1-8b", 108000, budget, 8 * GIB);
     assert_non_null(strstr(tsr_last_error(), "activations kept for the backward"));
     assert_non_null(strstr(tsr_last_error(), "micro-batches of at most "));
-    p = accepted("llama3.1-8b", 110000, budget, mib * MIB);
+    p = accepted("llama3.1-8b", 108000, budget, mib * MIB);
     assert_in_range(p->decision.offloaded_count, 1, 31);
     release(p);
-    assert_true(refused("llama3.1-8b", 110000, budget, (mib - 2) * MIB) <= mib);
+    assert_true(refused("llama3.1-8b", 108000, budget, (mib - 2) * MIB) <= mib);
 }
 
 /* Units of a base in host memory that the host does not hold stay on the device, as far as that has room. */

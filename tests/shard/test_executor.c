@@ -131,6 +131,35 @@ static void test_wide(void **state)
         }
 }
 
+/* A micro-batch a step: sums are rounded at once, but over replicas. A second one is refused. */
+static void test_one_round(void **state)
+{
+    (void)state;
+    static const int ranks[][2] = {{1, 1}, {2, 1}, {3, 1}, {1, 2}, {2, 2}};
+    for (int i = 0; i < 5; i++)
+        for (int way = 0; way < 4; way++) {
+            random_model model;
+            char what[64];
+            fix_model(&model, 610 + (uint64_t)way, -1, ranks[i][0], ranks[i][1], true);
+            model.options.one_round = true;
+            if (way % 2)
+                random_model_make_full(&model);
+            for (int u = 0; u < model.options.layer_count; u++)
+                model.unit[u].wide = way / 2;
+            snprintf(what, sizeof what, "one round, way %d, %d ranks x %d replicas", way,
+                     ranks[i][0], ranks[i][1]);
+            int all = ranks[i][0] * ranks[i][1];
+            toy_job job = {.model = &model,
+                           .steps = 4,
+                           .micro_batches = all > 2 ? all - 1 : all,
+                           .eval_micro_batches = all + 1,
+                           .discard_step = 2,
+                           .misuse = true,
+                           .debug = {.poison_slots = true, .check = true}};
+            compare(&job, what);
+        }
+}
+
 /* Without delays and without debug options, as a real run. */
 static void test_plain(void **state)
 {
@@ -371,7 +400,7 @@ int main(void)
         cmocka_unit_test(test_plain),        cmocka_unit_test(test_homes_and_ranks),
         cmocka_unit_test(test_mixed),        cmocka_unit_test(test_order_of_calls),
         cmocka_unit_test(test_offload),      cmocka_unit_test(test_broken_plan),
-        cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_wide),         cmocka_unit_test(test_one_round),
 #ifndef __SANITIZE_THREAD__
         cmocka_unit_test(test_missing_wait),
 #endif

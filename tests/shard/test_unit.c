@@ -127,7 +127,7 @@ static void test_trainable(void **state)
     assert_int_equal(t.work_bytes, 2 * unit.trainable.shard_bytes);
     tsr_memory_plan plan = {0};
     tsr_taker taker = {.plan = &plan};
-    assert_int_equal(tsr_trainable_walk(&t, &taker, true, TSR_PLACE_DEVICE), TSR_OK);
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true, false, TSR_PLACE_DEVICE), TSR_OK);
     assert_int_equal(plan.count, 5);
     assert_int_equal(plan.total[TSR_PLACE_DEVICE],
                      tsr_align_up(t.work_bytes, 256) + t.count * (3 * 4 + 8));
@@ -166,7 +166,7 @@ static void test_coded_moments(void **state)
     assert_int_equal(tsr_unit_moment_bytes(units, 2, 4 * G), 7 * G);
     tsr_memory_plan plan = {0};
     tsr_taker taker = {.plan = &plan};
-    assert_int_equal(tsr_trainable_walk(&t, &taker, true, TSR_PLACE_HOST), TSR_OK);
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true, false, TSR_PLACE_HOST), TSR_OK);
     assert_int_equal(plan.total[TSR_PLACE_HOST], t.count * 4 + 2 * t.moment_bytes);
     static char m[12 * G], v[12 * G];
     static float absmax[12];
@@ -192,10 +192,14 @@ static void test_trainable_on_host(void **state)
     assert_int_equal(tsr_trainable_make(&t, &unit, 1, 3, 0), TSR_OK);
     tsr_memory_plan plan = {0};
     tsr_taker taker = {.plan = &plan};
-    assert_int_equal(tsr_trainable_walk(&t, &taker, true, TSR_PLACE_HOST), TSR_OK);
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true, false, TSR_PLACE_HOST), TSR_OK);
     assert_int_equal(plan.total[TSR_PLACE_HOST], 3 * t.count * sizeof(float));
     assert_int_equal(plan.total[TSR_PLACE_DEVICE],
                      tsr_align_up(t.work_bytes, 256) + t.count * sizeof(int64_t));
+    tsr_memory_plan_free(&plan);
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true, true, TSR_PLACE_HOST), TSR_OK);
+    assert_int_equal(plan.total[TSR_PLACE_DEVICE],
+                     tsr_align_up(t.work_bytes, 256) + t.count * sizeof(float));
     tsr_memory_plan_free(&plan);
     tsr_trainable_free(&t);
 }

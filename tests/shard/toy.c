@@ -170,13 +170,18 @@ static tsr_status run_tally(void *args, tsr_pool *pool)
     return TSR_OK;
 }
 
+/* Integers that fp32 has too. */
+static int64_t sum_at(const tsr_trainable *t, uint64_t e)
+{
+    return t->rounded ? (int64_t)t->rounded[e] : t->accumulator[e];
+}
+
 static tsr_status run_grad_norm(void *args, tsr_pool *pool)
 {
     toy_call *c = args;
     const tsr_trainable *t = &c->rank->store.trainable;
     for (uint64_t e = 0; e < t->count; e++)
-        tsr_exact_add(tsr_word_norm(c->word),
-                      (double)t->accumulator[e] * (double)t->accumulator[e]);
+        tsr_exact_add(tsr_word_norm(c->word), (double)sum_at(t, e) * (double)sum_at(t, e));
     return run_tally(args, pool);
 }
 
@@ -209,7 +214,7 @@ static tsr_status run_optim(void *args, tsr_pool *pool)
     double norm = tsr_exact_round(tsr_word_norm(c->word));
     tsr_optim_part part = tsr_store_part(&c->rank->store, c->chunk);
     for (uint64_t e = 0; e < part.count; e++)
-        toy_update(&part.master[e], (float *)part.m + e, t->accumulator[part.begin + e], norm);
+        toy_update(&part.master[e], (float *)part.m + e, sum_at(t, part.begin + e), norm);
     write_work(c->rank, &part);
     return TSR_OK;
 }
@@ -405,6 +410,8 @@ static tsr_status end_one(toy_rank *r, int step, bool train, int *made, int *rea
 {
     tsr_host_flags flags = {.error = train && step > 0 && step == r->job->discard_step &&
                                      tsr_comm_rank(r->world) == 0};
+    if (r->job->misuse && train && r->plan->options.one_round)
+        TSR_TRY(refused(tsr_executor_micro_batch(r->executor, true, false)));
     if (r->job->misuse)
         TSR_TRY(refused(train ? tsr_executor_eval_end(r->executor, &flags)
                               : tsr_executor_step_end(r->executor, &flags)));

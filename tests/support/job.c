@@ -1,4 +1,5 @@
 #include "support/job.h"
+#include "support/kept_gradient.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -122,24 +123,29 @@ double *job_gradient(uint64_t *count, const tsr_job *job, int unit, int segment)
     const tsr_trainable *trainable = &job->decision.store.trainable;
     tsr_trainable_span span = tsr_job_trainable(job, unit, segment);
     const tsr_layout_segment *s = &job->inputs.layout.unit[unit].trainable[segment];
-    int64_t *fixed = malloc(s->element_count * sizeof *fixed);
+    uint64_t width = trainable->rounded ? sizeof(float) : sizeof(int64_t);
+    char *kept = malloc(s->element_count * width);
+    tsr_trainable here = {.rounded = trainable->rounded ? (float *)kept : NULL,
+                          .accumulator = trainable->rounded ? NULL : (int64_t *)kept};
     uint64_t outside = 0; /* gradients that are not 0 where there is padding */
     *count = (s->stack ? s->stack : 1) * s->stored_rows * s->stored_columns;
     double *out = calloc(*count, sizeof *out);
-    assert_true(fixed && out);
+    assert_true(kept && out);
     assert_true(span.first == 0 && span.real >= s->element_count);
     assert_int_equal(tsr_streams_synchronize(tsr_job_streams(job)), TSR_OK);
-    assert_int_equal(tsr_device_read(job->device, fixed, trainable->accumulator + span.begin,
-                                     s->element_count * sizeof *fixed),
-                     TSR_OK);
+    const char *from =
+        trainable->rounded ? (char *)trainable->rounded : (char *)trainable->accumulator;
+    assert_int_equal(
+        tsr_device_read(job->device, kept, from + span.begin * width, s->element_count * width),
+        TSR_OK);
     for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, 0, s->element_count);)
         for (uint64_t i = 0; i < run.count; i++)
-            out[run.stored + i] = (double)fixed[run.memory + i] * 0x1p-44;
+            out[run.stored + i] = kept_gradient(&here, run.memory + i);
     for (uint64_t i = 0; i < s->element_count; i++)
-        outside += fixed[i] != 0;
+        outside += kept_gradient(&here, i) != 0;
     for (uint64_t i = 0; i < *count; i++)
         outside -= out[i] != 0;
     assert_int_equal(outside, 0);
-    free(fixed);
+    free(kept);
     return out;
 }

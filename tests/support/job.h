@@ -33,7 +33,7 @@ void job_convert(job_command *call, const job_spec *spec);
 typedef void job_seen(void *user, tsr_job *job, const tsr_micro_batch *micro, int64_t index);
 
 /* This rank's micro-batches of training step `step`, or of the evaluation, without the end of the
- * step: gradients stay in their accumulators. Empty ones are run but not shown. Nothing may be
+ * step: gradients stay where they are kept. Empty ones are run but not shown. Nothing may be
  * asked of the job afterwards but further micro-batches of the same kind. */
 tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *seen, void *user);
 
