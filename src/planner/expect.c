@@ -321,9 +321,10 @@ static double reduce(const costing *c, const tsr_plan_op *op)
     double bytes = (double)op->bytes, part = bytes / with.ranks;
     double sums = 8.0 * (double)c->decision->units[op->unit].trainable.gradient_count;
     double over = 2 * sums * (replicas.ranks - 1) / replicas.ranks;
-    double added = c->decision->plan->rounded ? sums / 2 : 2 * sums;
+    double added = c->decision->plan->options.one_round ? sums / 2 : 2 * sums;
+    double partial = replicas.ranks > 1 ? 2 * sums : 0;
     return collective(c, with, part * (with.ranks - 1)) + collective(c, replicas, over) +
-           stream(c, bytes + added) + (replicas.ranks > 1 ? stream(c, 3 * sums) : 0);
+           stream(c, bytes + partial + added);
 }
 
 static double from_host(const costing *c, double bytes)

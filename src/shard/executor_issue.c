@@ -243,7 +243,7 @@ static tsr_status sum_run(tsr_executor *executor, const tsr_plan_op *op, const t
             .accumulator = replicas        ? store->partial + ahead
                            : sums->rounded ? NULL
                                            : sums->accumulator + begin,
-            .rounded = sums->rounded ? sums->rounded + begin : NULL,
+            .rounded = !replicas && sums->rounded ? sums->rounded + begin : NULL,
             .gradient = (char *)tsr_store_gradient(store, op->buffer) + ranks * bytes,
             .received = received ? received + (ranks - 1) * bytes : NULL,
             .wide = unit->wide,
@@ -255,6 +255,33 @@ static tsr_status sum_run(tsr_executor *executor, const tsr_plan_op *op, const t
             .store = replicas || begins(executor, run),
             .overflow = owner ? owner->gradient_overflow : e->gradient_overflow},
         run->count);
+}
+
+/* The sums of all replicas, which lie in `partial`, into their owner's. */
+static tsr_status add_run(tsr_executor *executor, const tsr_plan_op *op, const tsr_sum_run *run)
+{
+    const tsr_executor_options *e = &executor->options;
+    const tsr_fixed_part *part = executor->part + run->first;
+    const tsr_trainable *sums = owner_of(executor, run);
+    uint64_t begin = sums->begin[op->unit];
+    const int64_t *partial = e->store->partial + run->offset;
+    if (sums->rounded)
+        return sum_parts(executor, stream_of(executor, op),
+                         (tsr_fixed_sum_args){.rounded = sums->rounded + begin,
+                                              .gradient = partial - part->offset,
+                                              .wide = true,
+                                              .part = part,
+                                              .ranks = 1,
+                                              .shift = e->gradient_shift,
+                                              .store = true,
+                                              .overflow = e->gradient_overflow},
+                         run->count);
+    return e->kernels->fixed_add(
+        stream_of(executor, op),
+        &(tsr_fixed_add_args){.accumulator = sums->accumulator + begin + part->offset,
+                              .part = partial,
+                              .count = run->elements,
+                              .store = begins(executor, run)});
 }
 
 /* The owner takes its part from all ranks of the shard group and sums it, with what earlier
@@ -278,15 +305,8 @@ static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
         return TSR_OK;
     TSR_TRY(
         tsr_comm_all_reduce(e->replica, stream, e->store->partial, unit->gradient_count, TSR_SUM));
-    for (const tsr_sum_run *r = run; r < end; r++) {
-        const tsr_trainable *sums = owner_of(executor, r);
-        int64_t *first = sums->accumulator + sums->begin[op->unit];
-        TSR_TRY(e->kernels->fixed_add(
-            stream, &(tsr_fixed_add_args){.accumulator = first + executor->part[r->first].offset,
-                                          .part = e->store->partial + r->offset,
-                                          .count = r->elements,
-                                          .store = begins(executor, r)}));
-    }
+    for (const tsr_sum_run *r = run; r < end; r++)
+        TSR_TRY(add_run(executor, op, r));
     return TSR_OK;
 }
 

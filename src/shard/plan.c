@@ -337,7 +337,6 @@ static void measure(tsr_plan *plan)
     plan->optim_parts = plan->chunk_count < TSR_OPTIM_PARTS ? plan->chunk_count : TSR_OPTIM_PARTS;
     if (plan->optim_parts == 0)
         plan->optim_parts = 1;
-    plan->rounded = o->one_round && o->replicas == 1;
     plan->gradient_bytes = bytes * (uint64_t)o->ranks;
     plan->receive_bytes = bytes * (uint64_t)(o->ranks - 1);
     plan->partial_bytes = o->replicas > 1 ? part * sizeof(int64_t) : 0;

@@ -214,8 +214,9 @@ typedef struct {
     int slots;        /* 0: 2 */
     int stages;       /* 0: 2 */
     bool train;       /* false: evaluation only */
-    bool one_round;   /* a step has one micro-batch on each rank at most */
-    int stride;       /* of the layers that keep their input (shard/stride.h); 0: 1, all of them */
+    bool
+        one_round; /* a step has one micro-batch on each rank at most: sums of gradients are rounded to fp32 at once */
+    int stride; /* of the layers that keep their input (shard/stride.h); 0: 1, all of them */
     /* Of a chunk of the optimizer's state, which then lives in host memory; a multiple of a granule's
      * elements. 0: the state lives on the device. */
     uint64_t chunk_elements;
@@ -239,7 +240,6 @@ typedef struct {
     int last_buffer;   /* gradient buffer of a micro-batch's last REDUCE */
     bool reduces_late; /* a gradient buffer for each unit that trains */
     bool wide;         /* some of these units are */
-    bool rounded;      /* nothing is added to sums of gradients: fp32 holds them */
     uint64_t slot_bytes, stage_bytes, gradient_bytes; /* of one each */
     uint64_t receive_bytes; /* what the other ranks have of this one's part of a unit's gradient */
     uint64_t partial_bytes; /* the sums of such a part, where they go over replicas */

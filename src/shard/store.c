@@ -147,7 +147,7 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     taker->use = TSR_BUFFER_OWN;
     TSR_TRY(walk_kept(store, taker));
     bool kept = plan->options.train && !plan->options.mixed;
-    TSR_TRY(tsr_trainable_walk(&store->trainable, taker, kept, plan->rounded, place));
+    TSR_TRY(tsr_trainable_walk(&store->trainable, taker, kept, plan->options.one_round, place));
     taker->use = TSR_BUFFER_SCRATCH;
     TSR_TRY(walk_ring(taker, state, plan->state_buffers, "optimizer state",
                       "a chunk of master, m and v, on the device for its update",

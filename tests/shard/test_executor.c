@@ -131,7 +131,7 @@ static void test_wide(void **state)
         }
 }
 
-/* A micro-batch a step: sums are rounded at once, but over replicas. A second one is refused. */
+/* A micro-batch a step: sums are rounded at once. A second one is refused. */
 static void test_one_round(void **state)
 {
     (void)state;
