@@ -289,6 +289,7 @@ static tsr_status least_sharers(int *out, tsr_decision *d, const tsr_inputs *inp
     const tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
     int64_t *size = &like.config.context_parallel_size;
     bool fits = false;
+    like.batch = NULL; /* whose steps are those of as many groups as there are now */
     *out = 0;
     if (inputs->bounds.tokens <= inputs->config.context_span)
         return TSR_OK;

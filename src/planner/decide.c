@@ -217,11 +217,13 @@ uint64_t tsr_decision_loads(const tsr_decision *decision, const tsr_layout *layo
     return decision->train ? tsr_model_load_count(layout) : 0;
 }
 
-/* An adapter's rows of a step may be in several of the micro-batches that adapters share. */
-static bool has_one_round(const tsr_decision *d, const tsr_inputs *inputs)
+/* An adapter's rows of a step may be in several of the micro-batches that adapters share. With a total_batch_size there are
+ * more of smaller ones, should these be asked about. */
+static bool has_one_round(const tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     int ranks = d->group * d->replicas;
-    return d->train && !tsr_inputs_mixes(inputs) && !inputs->layout.mixed_count &&
+    bool others = inputs->config.total_batch_size && c->bounds.tokens != inputs->bounds.tokens;
+    return d->train && !tsr_inputs_mixes(inputs) && !others &&
            tsr_inputs_step_micro(inputs, ranks) <= tsr_inputs_groups(inputs, ranks);
 }
 
@@ -244,7 +246,7 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .replicas = d->replicas,
                                 .slots = (int)inputs->config.slots,
                                 .train = d->train,
-                                .one_round = has_one_round(d, inputs),
+                                .one_round = has_one_round(d, inputs, c),
                                 .stride = d->stride,
                                 .mixed = layout->mixed_count > 0,
                                 .ends_alone = tsr_inputs_mixes(inputs) && !layout->mixed_count,
