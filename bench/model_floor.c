@@ -125,7 +125,7 @@ static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *
                                 l.layer.element, true};
     tsr_work_chunk(&head, add_operation, sum);
     scale_sum(sum, micro);
-    tsr_work_update(elements, 12 * elements, l.layer.element, add_operation, sum);
+    tsr_work_update(elements, 12 * elements, 4, l.layer.element, add_operation, sum);
 }
 
 static json_t *print_terms(const term_sum *term)

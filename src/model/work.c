@@ -2,8 +2,6 @@
 
 #include <math.h>
 
-/* AdamW: the gradient is read here and for its norm. */
-#define GRADIENT_BYTES (2 * 4)
 const char *tsr_work_term_name(tsr_work_term term)
 {
     static const char *const names[TSR_WORK_TERMS] = {
@@ -181,11 +179,12 @@ void tsr_work_chunk(const tsr_work_head *head, tsr_work_call *call, void *user)
         tsr_cost_both(&c, TSR_WORK_HEAD, TSR_WORK_MATMUL, matmul, matmul);
 }
 
-void tsr_work_update(double elements, double state, double element, tsr_work_call *call, void *user)
+void tsr_work_update(double elements, double state, double gradient, double element,
+                     tsr_work_call *call, void *user)
 {
     const tsr_work_layer shape = {.element = element};
     const tsr_costing c = {.layer = &shape, .call = call, .user = user};
-    tsr_cost_bytes(&c, TSR_WORK_OPTIMIZER, 2 * state + (GRADIENT_BYTES + element) * elements);
+    tsr_cost_bytes(&c, TSR_WORK_OPTIMIZER, 2 * state + (2 * gradient + element) * elements);
 }
 
 void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit)

@@ -133,10 +133,10 @@ typedef struct {
 
 void tsr_work_chunk(const tsr_work_head *head, tsr_work_call *call, void *user);
 
-/* AdamW over so many elements, and the norm of their gradients. state: bytes of masters and moments, read and written; the working
- * copy is written too. */
-void tsr_work_update(double elements, double state, double element, tsr_work_call *call,
-                     void *user);
+/* AdamW over so many elements, and the norm of their gradients. state: bytes of masters and moments, read and written; gradient:
+ * of an element's, which both read; the working copy is written too. */
+void tsr_work_update(double elements, double state, double gradient, double element,
+                     tsr_work_call *call, void *user);
 
 /* ---- its time ---- */
 

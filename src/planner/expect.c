@@ -347,8 +347,8 @@ static double update(const costing *c, const tsr_plan_op *op)
     costing of = *c;
     of.seconds = 0;
     tsr_work_update((double)tsr_plan_chunk(c->decision->plan, op->chunk).count,
-                    (double)tsr_plan_state_bytes(c->decision->plan, op->chunk), c->element, add,
-                    &of);
+                    (double)tsr_plan_state_bytes(c->decision->plan, op->chunk),
+                    c->decision->plan->options.one_round ? 4 : 8, c->element, add, &of);
     return of.seconds;
 }
 

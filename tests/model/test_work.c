@@ -157,7 +157,7 @@ static void add_step(sum *s, const json_t *run, bool factored)
     const tsr_work_head head = {tokens, (double)config->hidden_size, (double)config->vocab_size, 2,
                                 true};
     tsr_work_chunk(&head, add, s);
-    tsr_work_update(elements, 12 * elements, 2, add, s);
+    tsr_work_update(elements, 12 * elements, 4, 2, add, s);
 }
 
 /* `factored`: its floors were recorded when DoRA's norms were. */
