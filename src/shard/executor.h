@@ -48,7 +48,7 @@ typedef struct {
     tsr_status (*compute)(void *user, const tsr_use *use, const tsr_unit_view *view,
                           void *gradient);
     /* On optim. The word holds the host's flags; add losses and the squared norm of the
-     * accumulators. With several replicas only the first one's norm counts; the others' is cleared
+     * sums. With several replicas only the first one's norm counts; the others' is cleared
      * here. */
     tsr_status (*grad_norm)(void *user, int64_t *word);
     /* On optim, after an evaluation: the same without a norm. */
@@ -148,6 +148,7 @@ void tsr_executor_destroy(tsr_executor *executor);
  * has changed masters and working copies. */
 tsr_status tsr_executor_prologue(tsr_executor *executor);
 
+/* TSR_EINVAL: two control words are unread, or a step that was planned with one micro-batch has had it. */
 tsr_status tsr_executor_micro_batch(tsr_executor *executor, bool train, bool empty);
 tsr_status tsr_executor_step_end(tsr_executor *executor, const tsr_host_flags *flags);
 tsr_status tsr_executor_eval_end(tsr_executor *executor, const tsr_host_flags *flags);

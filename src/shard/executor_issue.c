@@ -268,7 +268,7 @@ static tsr_status add_run(tsr_executor *executor, const tsr_plan_op *op, const t
     if (sums->rounded)
         return sum_parts(executor, stream_of(executor, op),
                          (tsr_fixed_sum_args){.rounded = sums->rounded + begin,
-                                              .gradient = partial - part->offset,
+                                              .gradient = e->store->partial,
                                               .wide = true,
                                               .part = part,
                                               .ranks = 1,
@@ -334,7 +334,7 @@ static tsr_status issue_fill_word(tsr_executor *executor, const tsr_plan_op *op)
     if (op->kind == TSR_OP_TALLY)
         return callbacks->tally(callbacks->user, word);
     TSR_TRY(callbacks->grad_norm(callbacks->user, word));
-    /* Replicas hold the same accumulators: one of them counts. */
+    /* Replicas hold the same sums: one of them counts. */
     if (executor->plan->options.replicas > 1 && tsr_comm_rank(executor->options.replica) > 0)
         return tsr_stream_fill(stream, word + TSR_WORD_NORM, 0, sizeof(tsr_exact_sum));
     return TSR_OK;

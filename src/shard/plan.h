@@ -68,7 +68,7 @@ typedef enum {
     TSR_OP_GATHER_T,   /* trainable part into a slot, or into its own place */
     TSR_OP_NORM,       /* DoRA's norm of a gathered unit */
     TSR_OP_COMPUTE,    /* F, H, A or B of a unit */
-    TSR_OP_REDUCE,     /* a gradient buffer into its owners' accumulators */
+    TSR_OP_REDUCE,     /* a gradient buffer into its owners' sums */
     TSR_OP_SAVE,       /* what F(u) saved, from its region to the host */
     TSR_OP_LOAD,       /* and back, for B(u) */
     TSR_OP_GRAD_NORM,  /* fills the control word after a step's last micro-batch */

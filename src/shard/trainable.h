@@ -1,10 +1,10 @@
 /*
  * shard/trainable.h: what the owner of trainable granules keeps: fp32 master, Adam's two moments
- * (fp32, or codes of 8 bits as kernels/adamw_8bit.h has them), the gradient accumulator and the working copy
+ * (fp32, or codes of 8 bits as kernels/adamw_8bit.h has them), the sums of gradients and the working copy
  * that is gathered.
  *
  * Flat arrays over all owned elements: units in order, segments in order, c granules of 256 elements
- * each, the tail padded with zeros. Element ranges are the same in master, m, v and accumulator (a coded element
+ * each, the tail padded with zeros. Element ranges are the same in master, m, v and sums (a coded element
  * of m or v is a byte, another four), and a granule has one pair of absmax;
  * the working copy has the shard layout of each unit's trainable part, unit after unit (with fp32
  * that is the very same order). Masters and moments may live in host memory, for the optimizer to
@@ -78,7 +78,7 @@ tsr_fixed_part tsr_trainable_part(const tsr_trainable *trainable, int unit, int 
 void tsr_trainable_marked(int *unit, int *segment, const tsr_trainable *trainable, int64_t mark);
 
 /* The resume state of a span: masters and moments, the master first. The working copy follows from the masters,
- * the accumulator is empty between steps. Returns how many. */
+ * the sums are of no use between steps. Returns how many. */
 int tsr_trainable_state(tsr_state_buffer out[TSR_TRAINABLE_STATE_MOST],
                         const tsr_trainable *trainable, const tsr_trainable_span *span);
 
