@@ -217,8 +217,8 @@ uint64_t tsr_decision_loads(const tsr_decision *decision, const tsr_layout *layo
     return decision->train ? tsr_model_load_count(layout) : 0;
 }
 
-/* An adapter's rows of a step may be in several of the micro-batches that adapters share. With a total_batch_size there are
- * more of smaller ones, should these be asked about. */
+/* Never where adapters share micro-batches: an adapter's rows of a step may be in several of them. total_batch_size makes more
+ * micro-batches of smaller ones, so the answer is no for any but the job's own size. */
 static bool has_one_round(const tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     int ranks = d->group * d->replicas;

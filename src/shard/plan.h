@@ -214,8 +214,8 @@ typedef struct {
     int slots;        /* 0: 2 */
     int stages;       /* 0: 2 */
     bool train;       /* false: evaluation only */
-    bool
-        one_round; /* a step has one micro-batch on each rank at most: sums of gradients are rounded to fp32 at once */
+    /* A step has one micro-batch on each rank at most: sums of gradients are rounded to fp32 at once. */
+    bool one_round;
     int stride; /* of the layers that keep their input (shard/stride.h); 0: 1, all of them */
     /* Of a chunk of the optimizer's state, which then lives in host memory; a multiple of a granule's
      * elements. 0: the state lives on the device. */
