@@ -324,7 +324,7 @@ void check_heads(const problem *p, const operands *whole, forward_function *forw
 
 /* ---- shared by ranks ---- */
 
-#define MAX_LAUNCHES 16
+#define MAX_LAUNCHES 64
 
 /* Sums over ranks that run one after the other: each first gives its part, and gets the total the second time. */
 typedef struct {
@@ -341,8 +341,8 @@ static tsr_status add(void *user, tsr_stream *stream, int32_t *values, uint64_t 
     a->last = rest != NULL;
     if (rest)
         *rest = stream;
+    assert_true(a->launch < MAX_LAUNCHES);
     int32_t *host = malloc(count * sizeof *host), **total = &a->total[a->launch++];
-    assert_true(a->launch <= MAX_LAUNCHES);
     RUN(tsr_stream_synchronize(stream));
     cuda_read(host, values, count * sizeof *host);
     if (a->complete)
