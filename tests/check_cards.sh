@@ -1,7 +1,7 @@
 #!/bin/sh
-# check_cards.sh NVCC ROOT: every kernel compiles and assembles for the oldest cards, and for those whose multiprocessors hold 1536
-# threads, for a build that is for newer cards alone (launch/check). Compiled as fast as NVCC can, as nothing here is run; what
-# optimizing may change, test_kernels_cuda_code and check_registers.sh see. 77: no NVCC.
+# check_cards.sh NVCC ROOT: every kernel compiles and assembles for the oldest cards, for a build that is for newer ones alone
+# (launch/check), and a file whose source tells cards below 9.0 apart for 8.9 too. Compiled as fast as NVCC can, as nothing here is
+# run; what optimizing may change, test_kernels_cuda_code and check_registers.sh see. 77: no NVCC.
 set -eu
 nvcc=$1 root=$2
 [ -x "$nvcc" ] || { echo "no nvcc here: skipped"; exit 77; }
@@ -10,15 +10,23 @@ fast=
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# Reads names of files; fails unless all of them compile.
+# Reads names of files; fails unless all of them compile for the card of number $1.
 compile() {
     # shellcheck disable=SC2086
     xargs -P 2 -n 1 "$nvcc" -std=c++17 -DTSR_CUDA -D_GNU_SOURCE -I"$root/src" -I"$root/include" -Werror=all-warnings $fast \
-        -gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=sm_89 -fatbin -odir "$scratch"
+        -gencode "arch=compute_$1,code=sm_$1" -fatbin -odir "$scratch"
+}
+
+# Of names of files those that ask for cards above 8.0 and below 9.0. A header may not.
+tell_apart() {
+    xargs grep -lE '__CUDA_ARCH__ *(> *800|[<>]=? *8[1-9])'
 }
 
 printf '__global__ void bad(void)\n{\n    asm("wgmma.fence.sync.aligned;");\n}\n' >"$scratch/bad.cu"
-! echo "$scratch/bad.cu" | compile >"$scratch/bad.log" 2>&1 || { echo "self-test: what is for 9.0 compiles"; exit 1; }
+! echo "$scratch/bad.cu" | compile 80 >"$scratch/bad.log" 2>&1 || { echo "self-test: what is for 9.0 compiles"; exit 1; }
+! find "$root/src" -name '*.cuh' -o -name '*.h' | tell_apart || { echo "a header tells cards below 9.0 apart"; exit 1; }
 files=$(find "$root/src" -name '*.cu')
-echo "$files" | compile
-echo "$(echo "$files" | wc -l) files compile"
+echo "$files" | compile 80
+apart=$(echo "$files" | tell_apart)
+echo "$apart" | compile 89
+echo "$(echo "$files" | wc -l) files compile for 8.0, $(echo "$apart" | wc -l) for 8.9"
