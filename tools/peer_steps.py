@@ -8,7 +8,7 @@ lines of bench/runs/moe and bench/runs/long stand beside (tools/compare_gpu.py h
 
 Random weights: a folder in bf16 is written first, since Unsloth reads one, and kept in --scratch. Batches are random tokens
 that are all labels, the optimizer is torch's fused AdamW, adapters are fp32 under bf16 autocast, as both train by default.
-Unsloth quantizes its experts in Linear4bit modules of each expert (--nf4), PEFT's target_parameters keeps them in bf16.
+Unsloth takes --nf4; PEFT's target_parameters keeps experts in bf16.
 Needs torch, transformers, peft, unsloth, unsloth_zoo, bitsandbytes, flash-linear-attention (tools/compare_deps DIR unsloth).
 """
 import argparse
