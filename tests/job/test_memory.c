@@ -109,11 +109,7 @@ static void test_layers_degrade_one_by_one(void **state)
     (void)state;
     static const char here[] =
         "offload: none\nactivation_offloading: false\noptimizer_offload: false\n";
-#ifdef TSR_SANITIZED /* which are slow */
-    enum { BUDGETS = 20 };
-#else
     enum { BUDGETS = 60 };
-#endif
     uint64_t none = peak(2, "long.jsonl", "gradient_checkpointing: false\n");
     uint64_t full = peak(2, "long.jsonl", "gradient_checkpointing: true\n");
     uint64_t in_part = 0, in_full = 0;

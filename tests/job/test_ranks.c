@@ -166,6 +166,11 @@ static void test_lora(void **state)
     run_subject(&(subject){"LoRA", unequal, NULL, all, COUNT(all)}, "train.jsonl", "eval.jsonl");
 }
 
+/* Under ThreadSanitizer, which is slow, not of every kind of rows and base: the threads are the same. */
+#ifdef __SANITIZE_THREAD__
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
+
 /* Every rank holds the same rows out. */
 static void test_held_out(void **state)
 {
@@ -195,11 +200,6 @@ static void test_dora_packed(void **state)
     run_subject(&(subject){"packed DoRA", config, NULL, few, COUNT(few)}, "train.jsonl",
                 "eval.jsonl");
 }
-
-/* Under ThreadSanitizer, which is slow, not of every kind of rows and base: the threads are the same. */
-#ifdef __SANITIZE_THREAD__
-#pragma GCC diagnostic ignored "-Wunused-function"
-#endif
 
 /* Magnitudes are added to an adapter whose B is 0. */
 static void test_dora_over_lora(void **state)
