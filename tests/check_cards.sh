@@ -1,6 +1,6 @@
 #!/bin/sh
-# check_cards.sh NVCC ROOT: every kernel compiles and assembles for the oldest cards, for a build that is for newer ones alone
-# (launch/check), and a file whose source tells cards below 9.0 apart for 8.9 too. Compiled as fast as NVCC can, as nothing here is
+# check_cards.sh NVCC ROOT: every kernel compiles and assembles for 8.0, the oldest cards, since launch/check builds for newer ones
+# alone. Files whose code for 8.6 or 8.9 differs are compiled for 8.9 too. Compiled as fast as NVCC can, as nothing here is
 # run; what optimizing may change, test_kernels_cuda_code and check_registers.sh see. 77: no NVCC.
 set -eu
 nvcc=$1 root=$2
@@ -17,14 +17,14 @@ compile() {
         -gencode "arch=compute_$1,code=sm_$1" -fatbin -odir "$scratch"
 }
 
-# Of names of files those that ask for cards above 8.0 and below 9.0. A header may not.
+# Reads names of files; prints those whose code for 8.6 or 8.9 differs from that for 8.0. No header may be one.
 tell_apart() {
     xargs grep -lE '__CUDA_ARCH__ *(> *800|[<>]=? *8[1-9])'
 }
 
 printf '__global__ void bad(void)\n{\n    asm("wgmma.fence.sync.aligned;");\n}\n' >"$scratch/bad.cu"
 ! echo "$scratch/bad.cu" | compile 80 >"$scratch/bad.log" 2>&1 || { echo "self-test: what is for 9.0 compiles"; exit 1; }
-! find "$root/src" -name '*.cuh' -o -name '*.h' | tell_apart || { echo "a header tells cards below 9.0 apart"; exit 1; }
+! find "$root/src" -name '*.cuh' -o -name '*.h' | tell_apart || { echo "the header above has code of its own for 8.6 or 8.9: compile all files for 8.9 too"; exit 1; }
 files=$(find "$root/src" -name '*.cu')
 echo "$files" | compile 80
 apart=$(echo "$files" | tell_apart)

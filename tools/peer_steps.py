@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Steps of Unsloth and of transformers + PEFT on this GPU, and single kernels of torch and flash-linear-attention: what the
-lines of bench/runs/moe and bench/runs/long stand beside (tools/compare_gpu.py has PEFT + bitsandbytes on dense models).
+"""Times steps of Unsloth and of transformers + PEFT on this GPU, and kernels of torch and flash-linear-attention, to compare
+with the lines of bench/runs/moe and bench/runs/long. PEFT + bitsandbytes on dense models: tools/compare_gpu.py.
 
   tools/peer_steps.py --runs bench/runs/peer_steps      each line in a process of its own, one line of JSON on stdout each
   tools/peer_steps.py unsloth qwen3-30b-a3b --layers 4 --targets all-linear --nf4
   tools/peer_steps.py kernels
 
-Random weights: a folder in bf16 is written first, since Unsloth reads one, and kept in --scratch. Batches are random tokens
-that are all labels, the optimizer is torch's fused AdamW, adapters are fp32 under bf16 autocast, as both train by default.
+Unsloth reads a model folder, so one with random bf16 weights is written first and kept in --scratch. Every token of a batch
+is random and a label. The optimizer is torch's fused AdamW. Adapters are fp32 under bf16 autocast, both programs' default.
 Unsloth takes --nf4; PEFT's target_parameters keeps experts in bf16.
 Needs torch, transformers, peft, unsloth, unsloth_zoo, bitsandbytes, flash-linear-attention (tools/compare_deps DIR unsloth).
 """
@@ -18,6 +18,8 @@ import shlex
 import statistics
 import subprocess
 import sys
+
+from compare_gpu import median_ms
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 EXPERT_PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -134,9 +136,9 @@ def train(a, model):
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
     times = times[a.warmup:]
-    return {"trained": sum(p.numel() for p in trained), "step_ms": statistics.median(times), "step_ms_min": min(times),
-            "step_ms_max": max(times), "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
-            "last_loss": loss.item()}
+    return {"trained": sum(p.numel() for p in trained), "step_ms": round(statistics.median(times), 2),
+            "step_ms_min": round(min(times), 2), "step_ms_max": round(max(times), 2),
+            "peak_allocated_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2), "last_loss": loss.item()}
 
 
 def versions():
@@ -157,20 +159,6 @@ def run_model(a):
 
 # ---- single kernels ----
 
-def median_ms(call, count=20, warmup=5):
-    import torch
-    times = []
-    for i in range(warmup + count):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        if i >= warmup:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
 def grouped_rates(torch, random):
     """torch's matmul over 128 experts, 8192 tokens x 8: forward and dX of gate_up and down (test_kernels_cuda_grouped)."""
     experts, rows, out = 128, 65536, {}
@@ -186,7 +174,7 @@ def grouped_rates(torch, random):
             backward = name.endswith("backward")
             weights = random(experts, k, n) if backward else random(experts, n, k).transpose(1, 2)
             x = random(rows, k)
-            ms = median_ms(lambda: grouped(x, weights, offs=ends))
+            ms = median_ms(torch, lambda: grouped(x, weights, offs=ends))
             out["%s %s" % (name, loads)] = {"ms": ms, "tflop_s": 2e-9 * rows * k * n / ms}
     return out
 
@@ -203,12 +191,12 @@ def delta_times(torch, random):
     def forward():
         return chunk_gated_delta_rule(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True, cu_seqlens=ends)[0]
     with torch.no_grad():
-        out = {"forward_ms": median_ms(forward)}
+        out = {"forward_ms": median_ms(torch, forward)}
     try:
         o = forward()
         d_o = torch.randn_like(o)
         out["backward_ms"] = median_ms(
-            lambda: torch.autograd.grad(o, (q, k, v, decay, beta), d_o, retain_graph=True))
+            torch, lambda: torch.autograd.grad(o, (q, k, v, decay, beta), d_o, retain_graph=True))
     except Exception as error:  # it refuses some versions of Triton
         out["backward"] = "%s: %s" % (type(error).__name__, str(error)[:200])
     return out
@@ -221,7 +209,7 @@ def run_kernels():
     def random(*shape):
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, generator=generator)
     x, y = random(8192, 8192), random(8192, 8192)
-    return {"gemm_8192_tflop_s": 2e-9 * 8192**3 / median_ms(lambda: x @ y, 200),
+    return {"gemm_8192_tflop_s": 2e-9 * 8192**3 / median_ms(torch, lambda: x @ y, 200),
             "grouped_mm": grouped_rates(torch, random), "delta_rule": delta_times(torch, random)}
 
 
