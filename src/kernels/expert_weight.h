@@ -15,7 +15,14 @@
 #ifndef TSR_KERNELS_EXPERT_WEIGHT_H
 #define TSR_KERNELS_EXPERT_WEIGHT_H
 
-#include "kernels/types.h"
+#include "kernels/nf4_dequant.h"
+#include "kernels/nf4_quantize.h"
+
+#ifdef __CUDACC__
+#define TSR_EXPERT_INLINE static __host__ __device__ __forceinline__
+#else
+#define TSR_EXPERT_INLINE static inline
+#endif
 
 typedef enum {
     TSR_EXPERTS_NF4,
@@ -50,14 +57,37 @@ tsr_status tsr_expert_weight_ref(const tsr_expert_weight_args *args, tsr_pool *p
 bool tsr_expert_weight_whole(const tsr_expert_weight_args *args);
 
 /* Granules of one matrix; and groups of 256 blocks. */
-static inline int64_t tsr_expert_granules(int64_t rows, int64_t columns)
+TSR_EXPERT_INLINE int64_t tsr_expert_granules(int64_t rows, int64_t columns)
 {
     return (rows * columns + TSR_EXPERT_GRANULE - 1) / TSR_EXPERT_GRANULE;
 }
 
-static inline int64_t tsr_expert_groups(int64_t rows, int64_t columns)
+TSR_EXPERT_INLINE int64_t tsr_expert_groups(int64_t rows, int64_t columns)
 {
     return (rows * columns + 64 * 256 - 1) / (64 * 256);
+}
+
+/* Matrix i of the stack, of `rows` rows, as nf4_dequant takes it; out is left to the caller. */
+TSR_EXPERT_INLINE tsr_nf4_dequant_args tsr_expert_weight_matrix(const tsr_expert_weight_args *args,
+                                                                int64_t i, int64_t rows)
+{
+    int64_t granule = i * tsr_expert_granules(rows, args->columns);
+    int64_t block = granule * (TSR_EXPERT_GRANULE / TSR_NF4_BLOCK);
+    tsr_nf4_dequant_args w = {0};
+    w.codes = args->codes + granule * (TSR_EXPERT_GRANULE / 2);
+    w.absmax = (const char *)args->absmax + block * (args->nested ? 1 : (int64_t)sizeof(float));
+    if (args->nested) {
+        w.nested_absmax = args->nested_absmax + i * tsr_expert_groups(rows, args->columns);
+        w.offset = args->offset[i];
+    }
+    w.nested_map = args->nested_map;
+    w.level = args->level;
+    w.count = rows * args->columns;
+    w.columns = args->columns;
+    w.nested = args->nested;
+    w.settled = args->settled;
+    w.dtype = args->dtype;
+    return w;
 }
 
 #endif

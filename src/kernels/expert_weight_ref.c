@@ -5,8 +5,6 @@
 #include "kernels/expert_weight.h"
 
 #include "kernels/loops.h"
-#include "kernels/nf4_dequant.h"
-#include "kernels/nf4_quantize.h"
 
 tsr_status tsr_expert_weight_check(const tsr_expert_weight_args *args)
 {
@@ -39,28 +37,6 @@ bool tsr_expert_weight_whole(const tsr_expert_weight_args *args)
     return args->format == TSR_EXPERTS_NF4 && elements % whole == 0;
 }
 
-/* Matrix `part` of expert e as nf4_dequant takes it. */
-static tsr_nf4_dequant_args matrix_of(const tsr_expert_weight_args *args, int64_t e, int64_t part)
-{
-    int64_t rows = args->rows / args->parts, columns = args->columns, i = e * args->parts + part;
-    int64_t granule = i * tsr_expert_granules(rows, columns);
-    int64_t block = granule * (TSR_EXPERT_GRANULE / TSR_NF4_BLOCK);
-    tsr_nf4_dequant_args w = {.level = args->level,
-                              .nested_map = args->nested_map,
-                              .count = rows * columns,
-                              .columns = columns,
-                              .nested = args->nested,
-                              .dtype = args->dtype};
-    w.out = (float *)args->out + ((e - args->first) * args->rows + part * rows) * columns;
-    w.codes = args->codes + granule * (TSR_EXPERT_GRANULE / 2);
-    w.absmax = (const char *)args->absmax + block * (args->nested ? 1 : sizeof(float));
-    if (args->nested) {
-        w.nested_absmax = args->nested_absmax + i * tsr_expert_groups(rows, columns);
-        w.offset = args->offset[i];
-    }
-    return w;
-}
-
 static void widen_rows(void *context, int index)
 {
     const tsr_expert_weight_args *args = context;
@@ -79,8 +55,11 @@ tsr_status tsr_expert_weight_ref(const tsr_expert_weight_args *args, tsr_pool *p
                      widen_rows, (void *)args);
         return TSR_OK;
     }
+    int64_t rows = args->rows / args->parts;
     for (int64_t i = 0; i < args->count * args->parts; i++) {
-        tsr_nf4_dequant_args w = matrix_of(args, args->first + i / args->parts, i % args->parts);
+        tsr_nf4_dequant_args w =
+            tsr_expert_weight_matrix(args, args->first * args->parts + i, rows);
+        w.out = (float *)args->out + i * w.count;
         TSR_TRY(tsr_nf4_dequant_ref(&w, pool));
     }
     return TSR_OK;

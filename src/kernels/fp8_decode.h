@@ -33,6 +33,14 @@ typedef struct {
 tsr_status tsr_fp8_decode_check(const tsr_fp8_decode_args *args);
 tsr_status tsr_fp8_decode_ref(const tsr_fp8_decode_args *args, tsr_pool *pool);
 
+/* The bits of the largest |absmax| of blocks [first, end), a NaN's above all; and the scale of what has that. */
+uint32_t tsr_fp8_decode_most(const tsr_nf4_dequant_args *w, int64_t first, int64_t end);
+float tsr_fp8_decode_scale(uint32_t most, const float level[16]);
+
+/* Row `row` with this scale: element j goes to out[j * stride]. */
+void tsr_fp8_decode_row(uint8_t *out, int64_t stride, const tsr_nf4_dequant_args *w, int64_t row,
+                        float scale);
+
 /* The e4m3 code of each of a block's 16 NF4 codes, in a row of this scale. */
 void tsr_fp8_decode_block(uint8_t out[16], const tsr_nf4_dequant_args *w, int64_t block,
                           float scale);

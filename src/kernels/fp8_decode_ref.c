@@ -41,22 +41,34 @@ static uint32_t magnitude(float value)
     return bits & 0x7fffffffu;
 }
 
-static float row_scale(const tsr_nf4_dequant_args *w, int64_t row)
+uint32_t tsr_fp8_decode_most(const tsr_nf4_dequant_args *w, int64_t first, int64_t end)
 {
-    uint32_t most = 0, most_level = 0;
-    int64_t last = ((row + 1) * w->columns - 1) / TSR_NF4_BLOCK;
-    for (int64_t block = row * w->columns / TSR_NF4_BLOCK; block <= last; block++) {
+    uint32_t most = 0;
+    for (int64_t block = first; block < end; block++) {
         uint32_t bits = magnitude(block_scale(w, block));
         most = bits > most ? bits : most;
     }
+    return most;
+}
+
+float tsr_fp8_decode_scale(uint32_t most, const float level[16])
+{
+    uint32_t most_level = 0;
     for (int i = 0; i < 16; i++) {
-        uint32_t bits = magnitude(w->level[i]);
+        uint32_t bits = magnitude(level[i]);
         most_level = bits > most_level ? bits : most_level;
     }
-    float absmax, level;
+    float absmax, largest;
     memcpy(&absmax, &most, sizeof absmax);
-    memcpy(&level, &most_level, sizeof level);
-    return tsr_e4m3_scale(absmax * level);
+    memcpy(&largest, &most_level, sizeof largest);
+    return tsr_e4m3_scale(absmax * largest);
+}
+
+static float row_scale(const tsr_nf4_dequant_args *w, int64_t row)
+{
+    int64_t first = row * w->columns / TSR_NF4_BLOCK;
+    int64_t last = ((row + 1) * w->columns - 1) / TSR_NF4_BLOCK;
+    return tsr_fp8_decode_scale(tsr_fp8_decode_most(w, first, last + 1), w->level);
 }
 
 void tsr_fp8_decode_block(uint8_t out[16], const tsr_nf4_dequant_args *w, int64_t block,
@@ -77,24 +89,30 @@ static void decode_part(uint8_t *out, int64_t stride, const uint8_t *codes, int6
         out[i * stride] = table[e % 2 ? codes[e / 2] & 15 : codes[e / 2] >> 4];
 }
 
-static void decode_row(void *context, int index)
+void tsr_fp8_decode_row(uint8_t *out, int64_t stride, const tsr_nf4_dequant_args *w, int64_t row,
+                        float scale)
 {
-    const tsr_fp8_decode_args *args = context;
-    const tsr_nf4_dequant_args *w = &args->weight;
-    int64_t row = index, first = row * w->columns, end = first + w->columns;
-    int64_t stride = args->transposed ? w->count / w->columns : 1;
-    uint8_t *out = w->out, table[16];
-    float scale = args->scaled ? args->scale[row] : row_scale(w, row);
-    if (!args->scaled)
-        args->scale[row] = scale;
-    if (!out)
-        return;
-    out += args->transposed ? row : first;
+    int64_t first = row * w->columns, end = first + w->columns;
+    uint8_t table[16];
     for (int64_t e = first, count; e < end; e += count) {
         count = tsr_min(TSR_NF4_BLOCK - e % TSR_NF4_BLOCK, end - e);
         tsr_fp8_decode_block(table, w, e / TSR_NF4_BLOCK, scale);
         decode_part(out + (e - first) * stride, stride, w->codes, e, count, table);
     }
+}
+
+static void decode_row(void *context, int index)
+{
+    const tsr_fp8_decode_args *args = context;
+    const tsr_nf4_dequant_args *w = &args->weight;
+    int64_t row = index, rows = w->count / w->columns;
+    uint8_t *out = w->out;
+    float scale = args->scaled ? args->scale[row] : row_scale(w, row);
+    if (!args->scaled)
+        args->scale[row] = scale;
+    if (out)
+        tsr_fp8_decode_row(out + (args->transposed ? row : row * w->columns),
+                           args->transposed ? rows : 1, w, row, scale);
 }
 
 tsr_status tsr_fp8_decode_ref(const tsr_fp8_decode_args *args, tsr_pool *pool)
