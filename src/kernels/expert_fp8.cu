@@ -10,7 +10,6 @@
  *
  * Matrices that are not whole blocks, transposed rows that blocks cross, and pointers off their vectors: element by element.
  */
-#include "kernels/expert_fp8.h"
 #include "kernels/fp8_decode.cuh"
 
 #define THREADS       256

@@ -13,8 +13,6 @@
  *          rows of small values lose nothing. And in dX = dZ W, a sum over W's rows, one scale comes out of the sum,
  *          where scales by row have to be multiplied into dZ before it (fp8_decode.h).
  *
- * It is called by grouped_gemm and is in no table of ops.
- *
  * Cost     per element: 1/2 + 1/64 bytes of codes and nested scales read, and these scales once more (1/2 + 1/16 with
  *          fp32 scales), 1 written.
  */

@@ -1,10 +1,11 @@
 /*
- * kernels/grouped_gemm.cuh: the kernels of grouped_gemm.
+ * kernels/grouped_gemm.cuh: the kernels of grouped_gemm and grouped_fp8.
  */
 #ifndef TSR_KERNELS_GROUPED_GEMM_CUH
 #define TSR_KERNELS_GROUPED_GEMM_CUH
 
 #include "kernels/expert_tiles.cuh"
+#include "kernels/grouped_fp8.h"
 #include "kernels/mma.cuh"
 
 /* grouped_gemm_wide.cu: bf16 in vectors, of rows that lie in order, on sm_90a. False: not on this card, and nothing was
@@ -21,6 +22,14 @@ bool tsr_grouped_gemm_codes(tsr_stream *stream, const tsr_grouped_gemm_args *arg
 
 /* grouped_gemm_mma.cu: bf16 in vectors, on any card. */
 tsr_status tsr_grouped_gemm_mma(tsr_stream *stream, const tsr_grouped_gemm_args *args);
+
+/* grouped_plain.cu: anything; without x_scale grouped_gemm. */
+tsr_status tsr_grouped_plain(tsr_stream *stream, const tsr_grouped_fp8_args *args);
+
+/* grouped_fp8_wgmma.cu: e4m3 with z in bf16, on sm_90a. False: not on this card or not in such vectors, and nothing was
+ * done. */
+bool tsr_grouped_fp8_wgmma(tsr_stream *stream, const tsr_grouped_fp8_args *args,
+                           tsr_status *status);
 
 /* ---- results: of a warp, 16 rows and 32 columns as mma's accumulators hold them ---- */
 

@@ -2,9 +2,8 @@
  * grouped_gemm_ref.c: contract grouped_gemm.h. Blocks of an expert's rows and of columns, each one serial
  * matmul; rows that are gathered come in panels, whose sums are added in order.
  */
-#include "kernels/grouped_gemm.h"
+#include "kernels/grouped_ref.h"
 
-#include "kernels/gemm_block.h"
 #include "kernels/loops.h"
 
 #define BLOCK_ROWS    128
@@ -91,12 +90,13 @@ static void multiply(const tsr_grouped_gemm_args *args, const tsr_expert_block *
     }
 }
 
-static void add_low(const tsr_grouped_gemm_args *args, const tsr_expert_block *rows,
-                    tsr_gemm_block_args block, int64_t column)
+void tsr_grouped_add_low(const tsr_grouped_gemm_args *args, const tsr_expert_block *rows,
+                         tsr_gemm_block_args block, int64_t column)
 {
     int64_t r = args->r, outer = args->backward ? args->in : args->out;
     const float *factor = (const float *)args->factor + rows->expert * outer * r;
     block.k = block.lda = r;
+    block.trans_b = !args->backward;
     block.a = (const float *)args->low + rows->row * r;
     block.b = factor + column * (args->backward ? 1 : r);
     block.ldb = args->backward ? outer : r;
@@ -126,7 +126,16 @@ static void run_block(void *context, int index)
     block.beta = begin_block(args, &rows, column, block.n);
     multiply(args, &rows, block);
     if (args->r)
-        add_low(args, &rows, block, column);
+        tsr_grouped_add_low(args, &rows, block, column);
+}
+
+int tsr_grouped_blocks(const tsr_grouped_gemm_args *args, int64_t height, int64_t width)
+{
+    const int32_t *offset = args->rows.offset;
+    int64_t blocks = 0, outer = args->backward ? args->in : args->out;
+    for (int64_t e = args->first; e < args->first + args->count; e++)
+        blocks += tsr_block_count(offset[e + 1] - offset[e], height);
+    return (int)(blocks * tsr_block_count(outer, width));
 }
 
 static tsr_status stored_ref(const tsr_grouped_gemm_args *args, tsr_pool *pool)
@@ -147,10 +156,7 @@ tsr_status tsr_grouped_gemm_ref(const tsr_grouped_gemm_args *args, tsr_pool *poo
     if (!args->w)
         return stored_ref(args, pool);
     TSR_TRY(tsr_expert_rows_read("grouped_gemm", &args->rows));
-    int64_t blocks = 0, outer = args->backward ? args->in : args->out;
-    for (int64_t e = args->first; e < args->first + args->count; e++)
-        blocks += tsr_block_count(args->rows.offset[e + 1] - args->rows.offset[e], BLOCK_ROWS);
-    tsr_pool_run(pool, (int)(blocks * tsr_block_count(outer, BLOCK_COLUMNS)), run_block,
+    tsr_pool_run(pool, tsr_grouped_blocks(args, BLOCK_ROWS, BLOCK_COLUMNS), run_block,
                  (void *)args);
     return TSR_OK;
 }

@@ -23,7 +23,7 @@
  *          gathered and 0.65 backward; 0.39 for 2048 x 768 and 0.33 backward; one matmul 0.53 and 0.30.
  */
 #include "kernels/grouped_codes.cuh"
-#include "kernels/grouped_parts.cuh"
+#include "kernels/grouped_gather.cuh"
 
 #define GROUPS      2 /* that multiply */
 #define DECODERS    2 /* groups that take chunks in turn */
@@ -48,10 +48,9 @@
 static_assert(STAGES % DECODERS == 0, "a decoder's stages are always the same");
 static_assert(X_BYTES(true) + W_BYTES(true) == STAGE_BYTES, "stages of both are as large");
 
-#define ROW_PARTS     (CHUNK * 2 / 16)            /* 16 bytes each, a thread */
-#define GATHERED      (TSR_WARPGROUP / ROW_PARTS) /* rows at a time */
-#define GATHERED_EACH (ROWS(false) / GATHERED)
-#define CODES_EACH    (ROWS(true) / GATHERED)
+#define CODES_EACH (ROWS(true) / GATHERED)
+
+static_assert(ROWS(false) == GATHERED_EACH * GATHERED, "all rows of a tile are gathered");
 
 /* What a block goes through. */
 typedef struct {
@@ -94,53 +93,6 @@ fetch_low(const grouped_maps *maps, const tsr_expert_tile *tile, int chunk, uint
     fetch_w<BACKWARD, ACROSS(CODES)>(&maps->factor, to + X_BYTES(CODES), tile, chunk, full);
 }
 
-/* The slots of the rows that a thread gathers of a tile; -1: none. */
-typedef struct {
-    int of[GATHERED_EACH];
-} gathered_slots;
-
-static __device__ __forceinline__ __attribute__((unused)) gathered_slots
-find_slots(const tsr_expert_rows *rows, const tsr_expert_tile *tile)
-{
-    gathered_slots slots;
-    int own = tile->row + threadIdx.x % TSR_WARPGROUP / ROW_PARTS;
-#pragma unroll
-    for (int j = 0; j < GATHERED_EACH; j++)
-        slots.of[j] = own + j * GATHERED < tile->row_end ? rows->slot[own + j * GATHERED] : -1;
-    return slots;
-}
-
-#define NO_ROW (~0u)
-
-/* Where the row of a slot begins, in 16 bytes. */
-static __device__ __forceinline__ uint32_t row_from(const grouped_work *work, int slot)
-{
-    return slot < 0 ? NO_ROW
-                    : (uint32_t)slot / (uint32_t)work->args->rows.k *
-                          (uint32_t)(work->inner / TSR_VECTOR);
-}
-
-/* EACH rows' part of a chunk, and the arrival of it: thread i of a group takes part i % 8 of every 16th row.
- * `second`: the other group has rows. */
-template <int EACH>
-static __device__ __forceinline__ __attribute__((unused)) void
-gather_chunk(const grouped_work *work, const uint32_t from[EACH], bool second, int chunk,
-             uint32_t to, uint32_t full)
-{
-    int thread = threadIdx.x % TSR_WARPGROUP, part = thread % ROW_PARTS, own = thread / ROW_PARTS;
-    uint32_t place = (uint32_t)(own * CHUNK * 2 + (part ^ own % 8) * 16);
-    int column = chunk * ROW_PARTS + part;
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        bool valid = from[j] != NO_ROW && column * TSR_VECTOR < work->inner;
-        uint32_t at = valid ? from[j] + (uint32_t)column : 0;
-        if (j < EACH / 2 || second)
-            tsr_copy16_at(to + place + j * GATHERED * CHUNK * 2,
-                          (const char *)work->args->x + (uint64_t)at * 16, valid);
-    }
-    tsr_barrier_arrive_copied(full);
-}
-
 /* A group: the same as fetch, of rows that are gathered. */
 template <bool BACKWARD>
 static __device__ __forceinline__ void gather(const grouped_work *work, grouped_ring ring,
@@ -157,7 +109,7 @@ static __device__ __forceinline__ void gather(const grouped_work *work, grouped_
         bool second = tile.row_end - tile.row > GROUP_ROWS(false);
 #pragma unroll
         for (int j = 0; j < GATHERED_EACH; j++)
-            from[j] = row_from(work, slots.of[j]);
+            from[j] = row_from(&work->args->rows, slots.of[j], work->inner / TSR_VECTOR);
         again = false;
         for (int chunk = 0; chunk < work->chunks; chunk++) {
             uint32_t to = ring.data + ring.stage * STAGE_BYTES, full = ring.full + 8 * ring.stage;
@@ -172,7 +124,8 @@ static __device__ __forceinline__ void gather(const grouped_work *work, grouped_
             if (low)
                 tsr_barrier_arrive(full);
             else
-                gather_chunk<GATHERED_EACH>(work, from, second, chunk, to, full);
+                gather_chunk<GATHERED_EACH>(work->args->x, work->inner / TSR_VECTOR, from, second,
+                                            chunk, to, full);
             next_stage<STAGES>(&ring);
             if (chunk == 0) {
                 i += (int)gridDim.x;
@@ -194,7 +147,8 @@ find_rows(uint32_t from[CODES_EACH], const grouped_work *work, const tsr_expert_
 #pragma unroll
     for (int j = 0; j < CODES_EACH; j++) {
         int row = own + j * GATHERED;
-        from[j] = row_from(work, row < tile->row_end ? work->args->rows.slot[row] : -1);
+        from[j] = row_from(&work->args->rows, row < tile->row_end ? work->args->rows.slot[row] : -1,
+                           work->inner / TSR_VECTOR);
     }
 }
 
@@ -217,8 +171,8 @@ fetch_rows(const grouped_work *work, const grouped_maps *maps, const uint32_t fr
     else if (low && GATHER)
         tsr_barrier_arrive(full);
     else if (!low && GATHER)
-        gather_chunk<CODES_EACH>(work, from, tile->row_end - tile->row > GROUP_ROWS(true), chunk,
-                                 to, full);
+        gather_chunk<CODES_EACH>(work->args->x, work->inner / TSR_VECTOR, from,
+                                 tile->row_end - tile->row > GROUP_ROWS(true), chunk, to, full);
     else if (one)
         fetch_x<true>(&maps->x, tile, chunk, to, full, 0);
 }

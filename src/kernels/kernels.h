@@ -22,6 +22,7 @@
 #include "kernels/delta_rule.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
+#include "kernels/expert_fp8.h"
 #include "kernels/expert_low_rank.h"
 #include "kernels/expert_low_rank_backward.h"
 #include "kernels/expert_weight.h"
@@ -32,6 +33,7 @@
 #include "kernels/gate.h"
 #include "kernels/gated_norm.h"
 #include "kernels/gemm.h"
+#include "kernels/grouped_fp8.h"
 #include "kernels/grouped_gemm.h"
 #include "kernels/head.h"
 #include "kernels/head_weight.h"
@@ -73,7 +75,9 @@
     X(nf4_nest)                                                                                    \
     X(mxfp4_dequant)                                                                               \
     X(expert_weight)                                                                               \
+    X(expert_fp8)                                                                                  \
     X(grouped_gemm)                                                                                \
+    X(grouped_fp8)                                                                                 \
     X(expert_low_rank)                                                                             \
     X(expert_low_rank_backward)                                                                    \
     X(widen)                                                                                       \

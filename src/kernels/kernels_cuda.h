@@ -9,7 +9,6 @@
 #define TSR_KERNELS_KERNELS_CUDA_H
 
 #include "device/cuda.h"
-#include "kernels/expert_fp8.h"
 #include "kernels/kernels.h"
 
 #ifdef __cplusplus
@@ -19,9 +18,6 @@ extern "C" {
 #define TSR_KERNEL_CUDA(op) tsr_status tsr_##op##_cuda(tsr_stream *, const tsr_##op##_args *);
 TSR_KERNEL_OPS(TSR_KERNEL_CUDA)
 #undef TSR_KERNEL_CUDA
-
-/* Called by other ops, in no table. */
-tsr_status tsr_expert_fp8_cuda(tsr_stream *stream, const tsr_expert_fp8_args *args);
 
 /* Into how many parts a sum over tokens is split (kernels/types.h, partials). */
 #define TSR_CUDA_PARTIAL_ROWS 64

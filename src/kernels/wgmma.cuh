@@ -345,14 +345,14 @@ static __device__ __forceinline__ void tsr_wgmma_64(float c[8][4], uint64_t left
                      ".reg .pred p;\n"                                                             \
                      "setp.ne.b32 p, %98, 0;\n"                                                    \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" TSR_SUMS_##n     \
-                     "}, %96, %97, p, 1, 1, %99, 0;\n"                                             \
+                     "}, %96, %97, p, 1, 1, %99, %100;\n"                                          \
                      "}"                                                                           \
                      : TSR_SUMS(0), TSR_SUMS(4), TSR_SUMS(8), TSR_SUMS(12), TSR_SUMS(16),          \
                        TSR_SUMS(20)                                                                \
-                     : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_COLUMNS));
+                     : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_COLUMNS), "n"(COLUMNS));
 
-/* The same of N columns, 16 to 192 in steps of 16, that are the tile's rows: c[j], 8 j < N. */
-template <int N, int LEFT_COLUMNS>
+/* The same of N columns, 16 to 192 in steps of 16: c[j], 8 j < N. */
+template <int N, int LEFT_COLUMNS, int COLUMNS = 0>
 static __device__ __forceinline__ void tsr_wgmma_n(float c[24][4], uint64_t left, uint64_t right,
                                                    bool add)
 {
@@ -372,6 +372,22 @@ static __device__ __forceinline__ void tsr_wgmma_n(float c[24][4], uint64_t left
 }
 
 #undef TSR_CASE
+
+/* c += left right, or c = left right, in e4m3: 64 rows, 192 columns, 32 products. Rows of both tiles have 128 elements, and
+ * both operands are of tsr_wgmma_rows, the next 32 columns + 32 bytes. */
+static __device__ __forceinline__ void tsr_wgmma_e4m3(float c[24][4], uint64_t left, uint64_t right,
+                                                      bool add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %98, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {" TSR_SUMS_192
+                 "}, %96, %97, p, 1, 1;\n"
+                 "}"
+                 : TSR_SUMS(0), TSR_SUMS(4), TSR_SUMS(8), TSR_SUMS(12), TSR_SUMS(16), TSR_SUMS(20)
+                 : "l"(left), "l"(right), "r"((int)add));
+}
+
 #undef TSR_SUMS_16
 #undef TSR_SUMS_32
 #undef TSR_SUMS_48
