@@ -45,7 +45,8 @@ static inline tsr_status llama_layer_make(llama_layer *out, const tsr_model_conf
         out->layer.linear[i].out = (double)out->block.matrix[i].out;
     }
     for (int i = 0; i < out->block.stack_count; i++)
-        out->layer.stack[i] = (tsr_work_stack){.r = like.r, .nf4 = like.nf4};
+        out->layer.stack[i] =
+            (tsr_work_stack){.r = like.r, .nf4 = like.nf4, .fp8 = fp8 && like.nf4};
     return TSR_OK;
 }
 

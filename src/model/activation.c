@@ -119,7 +119,8 @@ static bool trains(const tsr_activation_options *o, int layer)
 
 static bool same_traits(const tsr_matrix_traits *a, const tsr_matrix_traits *b)
 {
-    return a->r == b->r && a->dora == b->dora && a->composes == b->composes && a->low == b->low;
+    return a->r == b->r && a->dora == b->dora && a->composes == b->composes && a->low == b->low &&
+           a->fp8 == b->fp8;
 }
 
 static void fill_traits(tsr_matrix_traits *out, const tsr_activation_options *o, int layer)
@@ -127,8 +128,11 @@ static void fill_traits(tsr_matrix_traits *out, const tsr_activation_options *o,
     const tsr_layout_unit *unit = &o->layout->unit[layer];
     for (int i = 0; i < unit->block->matrix_count; i++)
         out[i] = tsr_activation_traits(o, &unit->linear[i]);
-    for (int i = 0; i < unit->block->stack_count; i++)
-        out[tsr_stack_weight(i)] = tsr_stack_traits(unit->block, i, unit->stack[i].r);
+    for (int i = 0; i < unit->block->stack_count; i++) {
+        const tsr_layout_stack *stack = &unit->stack[i];
+        out[tsr_stack_weight(i)] =
+            tsr_stack_traits(unit->block, i, stack->r, o->fp8 && tsr_layout_stack_fp8(stack));
+    }
 }
 
 /* The slots that a block takes from: whole ones, or those of which every layer has a part. */

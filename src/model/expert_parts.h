@@ -2,7 +2,9 @@
  * model/expert_parts.h: what the nodes of experts share: decoding the stack's weights, some experts at a time, and the
  * matmul of rows. Inside src/model only.
  *
- * Workspace    the weights of some experts, low of an adapter, then what else the node asks for.
+ * Workspace    the weights of some experts, low of an adapter, then what else the node asks for. With an fp8 base the
+ *              weights are in e4m3, with a scale of each expert behind them, and behind low are the rows in e4m3 that are
+ *              multiplied, and their scales.
  */
 #ifndef TSR_MODEL_EXPERT_PARTS_H
 #define TSR_MODEL_EXPERT_PARTS_H
@@ -20,16 +22,20 @@ typedef struct {
     const tsr_expert_stack *stack;
     tsr_routes routes;
     int64_t group; /* experts whose weights are there at a time */
+    bool fp8;      /* multiplied in e4m3 */
     void *low;     /* [rows, r]: s x A^T where it is not kept; of a backward s dz B */
     void *kept;    /* [rows, r]: the stack's value low; NULL: it is not kept */
-    char *rest;    /* of the workspace */
+    float *weight_scale, *row_scale; /* with fp8 */
+    void *row_codes;
+    char *rest; /* of the workspace */
 } tsr_expert_work;
 
 /* routes: the value that the node reads them from. */
 tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node, int16_t routes);
 
-/* Bytes of the weights and of low; of rows of `width` for each expert of a token. */
-uint64_t tsr_expert_taken_bytes(const tsr_node *node, int64_t tokens, uint64_t r, tsr_dtype dtype);
+/* Bytes of all of that; and of rows of `width` for each expert of a token. */
+uint64_t tsr_expert_taken_bytes(const tsr_node *node, int64_t tokens,
+                                const tsr_matrix_traits *traits, tsr_dtype dtype);
 uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width,
                                tsr_dtype dtype);
 

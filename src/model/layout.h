@@ -126,6 +126,12 @@ typedef struct {
     uint64_t module_key;
 } tsr_layout_stack;
 
+/* Whether base_compute: fp8 multiplies it in e4m3, which is made of NF4. */
+static inline bool tsr_layout_stack_fp8(const tsr_layout_stack *stack)
+{
+    return stack->quantized && !stack->mxfp4;
+}
+
 static inline uint64_t tsr_layout_stack_matrices(const tsr_layout_stack *stack)
 {
     return stack->experts * (uint64_t)stack->parts;

@@ -73,19 +73,21 @@ typedef struct {
     bool dora;
     bool composes; /* DoRA with dropout */
     uint64_t low;  /* columns of x A^T, where every forward makes it (adapters/graph.h); else 0 */
+    bool fp8;      /* of a stack: multiplied in e4m3 */
 } tsr_matrix_traits;
 
-/* Arrays [TSR_BLOCK_WEIGHTS] hold the matrices', then from here on the stacks'; of a stack's traits only r and low count. */
+/* Arrays [TSR_BLOCK_WEIGHTS] hold the matrices', then from here on the stacks'; of a stack's traits only r, low and fp8 count. */
 static inline int tsr_stack_weight(int stack)
 {
     return TSR_BLOCK_MATRICES + stack;
 }
 
 /* Of a stack whose adapter has this rank. */
-static inline tsr_matrix_traits tsr_stack_traits(const tsr_block *block, int stack, uint64_t r)
+static inline tsr_matrix_traits tsr_stack_traits(const tsr_block *block, int stack, uint64_t r,
+                                                 bool fp8)
 {
     const tsr_node *node = &block->node[block->stack[stack].node];
-    return (tsr_matrix_traits){.r = r, .low = r * (uint64_t)node->spec.experts.chosen};
+    return (tsr_matrix_traits){.r = r, .low = r * (uint64_t)node->spec.experts.chosen, .fp8 = fp8};
 }
 
 /* A stack as it lies in the gathered unit: of kernels/expert_weight.h. Borrowed. */

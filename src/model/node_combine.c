@@ -70,8 +70,7 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
         tsr_expert_rows_bytes(node, tsr_attention_own_tokens(&bounds), spec->out, bounds.dtype);
     uint64_t low = tsr_expert_low_bytes(node, traits, bounds, 2);
     (void)kernels;
-    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
-    return tsr_expert_taken_bytes(node, tsr_attention_own_tokens(&bounds), r, bounds.dtype) +
+    return tsr_expert_taken_bytes(node, tsr_attention_own_tokens(&bounds), traits, bounds.dtype) +
            (rows > low ? rows : low);
 }
 

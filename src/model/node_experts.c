@@ -3,7 +3,7 @@
  * (kernels/grouped_gemm.h).
  *
  * NF4 and MXFP4 are decoded in the forward and again in the backward: for some experts at a time, or as a GPU's kernel
- * multiplies. Adapters are never merged, and add no pass over the results: s x A^T, or s dz B, is made first, and is more
+ * multiplies. With an fp8 base NF4 is decoded to e4m3, and rows are quantized for each matmul (kernels/grouped_fp8.h). Adapters are never merged, and add no pass over the results: s x A^T, or s dz B, is made first, and is more
  * summands of the same matmul. The gradients of A and B are sums over the rows of both, of which the forward keeps the first, or
  * the backward makes it again.
  */
@@ -13,25 +13,62 @@
 /* NF4 with double quantization. */
 #define NF4_BYTES (0.5 + 1.0 / 64)
 
-static int64_t group_of(const tsr_node *node, tsr_dtype dtype)
+/* Experts whose weights of `element` bytes are there at a time; and the bytes of these weights. */
+static int64_t group_of(const tsr_node *node, uint64_t element)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    uint64_t one = (uint64_t)spec->out * (uint64_t)spec->in * tsr_dtype_bytes(dtype);
+    uint64_t one = (uint64_t)spec->out * (uint64_t)spec->in * element;
     int64_t group = (int64_t)(TSR_EXPERT_WEIGHT_BYTES / one);
     group = group < 1 ? 1 : group;
     return group < spec->experts ? group : spec->experts;
 }
 
-static uint64_t weight_bytes(const tsr_node *node, tsr_dtype dtype)
+static uint64_t weight_bytes(const tsr_node *node, uint64_t element)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    uint64_t one = (uint64_t)spec->out * (uint64_t)spec->in * tsr_dtype_bytes(dtype);
-    return tsr_align_up((uint64_t)group_of(node, dtype) * one, TSR_ALIGNMENT);
+    uint64_t one = (uint64_t)spec->out * (uint64_t)spec->in * element;
+    return tsr_align_up((uint64_t)group_of(node, element) * one, TSR_ALIGNMENT);
 }
 
-uint64_t tsr_expert_taken_bytes(const tsr_node *node, int64_t tokens, uint64_t r, tsr_dtype dtype)
+static const tsr_matrix_traits *traits_of(const tsr_node *node, const tsr_matrix_traits *traits)
 {
-    return weight_bytes(node, dtype) + tsr_expert_rows_bytes(node, tokens, (int64_t)r, dtype);
+    return &traits[tsr_stack_weight(node->weight[0])];
+}
+
+static uint64_t element_of(const tsr_matrix_traits *own, tsr_dtype dtype)
+{
+    return own->fp8 ? 1 : tsr_dtype_bytes(dtype);
+}
+
+/* What lies where in the workspace. */
+typedef struct {
+    uint64_t weight_scale, low, row_scale, row_codes, end;
+} taken_places;
+
+static taken_places places_of(const tsr_node *node, int64_t tokens, const tsr_matrix_traits *traits,
+                              tsr_dtype dtype)
+{
+    const tsr_matrix_traits *own = traits_of(node, traits);
+    const tsr_experts_spec *spec = &node->spec.experts;
+    uint64_t rows = (uint64_t)tokens * (uint64_t)spec->chosen;
+    uint64_t widest = (uint64_t)(spec->in > spec->out ? spec->in : spec->out);
+    uint64_t scales = own->fp8 ? (uint64_t)group_of(node, 1) * sizeof(float) : 0;
+    taken_places at;
+    at.weight_scale = weight_bytes(node, element_of(own, dtype));
+    at.low = at.weight_scale + tsr_align_up(scales, TSR_ALIGNMENT);
+    at.row_scale = at.low + tsr_expert_rows_bytes(node, tokens, (int64_t)own->r, dtype);
+    at.row_codes = at.end = at.row_scale;
+    if (own->fp8) {
+        at.row_codes += tsr_align_up(rows * sizeof(float), TSR_ALIGNMENT);
+        at.end = at.row_codes + tsr_align_up(rows * widest, TSR_ALIGNMENT);
+    }
+    return at;
+}
+
+uint64_t tsr_expert_taken_bytes(const tsr_node *node, int64_t tokens,
+                                const tsr_matrix_traits *traits, tsr_dtype dtype)
+{
+    return places_of(node, tokens, traits, dtype).end;
 }
 
 uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t width, tsr_dtype dtype)
@@ -43,19 +80,24 @@ uint64_t tsr_expert_rows_bytes(const tsr_node *node, int64_t tokens, int64_t wid
 tsr_expert_work tsr_expert_work_begin(const tsr_pass *pass, const tsr_node *node, int16_t routes)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
-    const tsr_expert_stack *stack = &pass->stack[node->weight[0]];
     const tsr_linear_context *context = pass->context;
-    uint64_t taken = tsr_expert_taken_bytes(node, context->tokens, stack->r, context->dtype);
-    return (tsr_expert_work){.pass = pass,
-                             .node = node,
-                             .shape = &pass->block->stack[node->weight[0]],
-                             .stack = stack,
-                             .routes = tsr_routes_at(pass->value[routes], pass->context->tokens,
-                                                     spec->chosen, spec->experts),
-                             .group = group_of(node, pass->context->dtype),
-                             .low = (char *)pass->workspace + weight_bytes(node, context->dtype),
-                             .kept = pass->value[pass->block->stack[node->weight[0]].low],
-                             .rest = (char *)pass->workspace + taken};
+    const tsr_matrix_traits *own = traits_of(node, pass->traits);
+    const taken_places at = places_of(node, context->tokens, pass->traits, context->dtype);
+    char *workspace = pass->workspace;
+    return (tsr_expert_work){
+        .pass = pass,
+        .node = node,
+        .shape = &pass->block->stack[node->weight[0]],
+        .stack = &pass->stack[node->weight[0]],
+        .routes = tsr_routes_at(pass->value[routes], context->tokens, spec->chosen, spec->experts),
+        .group = group_of(node, element_of(own, context->dtype)),
+        .fp8 = own->fp8,
+        .low = workspace + at.low,
+        .kept = pass->value[pass->block->stack[node->weight[0]].low],
+        .weight_scale = (float *)(void *)(workspace + at.weight_scale),
+        .row_scale = (float *)(void *)(workspace + at.row_scale),
+        .row_codes = workspace + at.row_codes,
+        .rest = workspace + at.end};
 }
 
 tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *w, bool gather)
@@ -123,6 +165,23 @@ static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args
     return TSR_OK;
 }
 
+/* What is multiplied lies in rows, or where it is gathered in tokens. */
+static tsr_status multiply_fp8(const tsr_expert_work *w, tsr_grouped_gemm_args *args)
+{
+    const tsr_linear_context *context = w->pass->context;
+    const tsr_fp8_rows codes = {.out = w->row_codes, .scale = w->row_scale};
+    tsr_fp8_quantize_args quantize =
+        tsr_fp8_rows_pass(codes, args->x, args->rows.slot ? context->tokens : args->rows.most,
+                          args->backward ? args->out : args->in, context->dtype);
+    TSR_TRY(context->kernels->fp8_quantize(context->stream, &quantize));
+    args->x = w->row_codes;
+    return context->kernels->grouped_fp8(context->stream,
+                                         &(tsr_grouped_fp8_args){.gemm = *args,
+                                                                 .x_scale = w->row_scale,
+                                                                 .w_scale = w->weight_scale,
+                                                                 .fast = context->fp8.fast});
+}
+
 static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, const void *low,
                            bool gather, bool backward)
 {
@@ -146,7 +205,7 @@ static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, con
     args.count = args.rows.experts;
     if (s->mxfp4)
         return multiply_mxfp4(w, &args);
-    return context->kernels->grouped_gemm(context->stream, &args);
+    return w->fp8 ? multiply_fp8(w, &args) : context->kernels->grouped_gemm(context->stream, &args);
 }
 
 /* s x A^T; backward s dz B. */
@@ -189,7 +248,7 @@ tsr_status tsr_expert_backward(const tsr_expert_work *w, void *dx, const void *d
 uint64_t tsr_expert_low_bytes(const tsr_node *node, const tsr_matrix_traits *traits,
                               tsr_attention_bounds bounds, int count)
 {
-    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
+    uint64_t r = traits_of(node, traits)->r;
     if (!bounds.train)
         return 0;
     return (uint64_t)count *
@@ -265,7 +324,7 @@ static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
                   const tsr_matrix_traits *traits)
 {
     tsr_needs_read(out, node->in[TSR_EXPERTS_ROUTES]);
-    if (!traits[tsr_stack_weight(node->weight[0])].r)
+    if (!traits_of(node, traits)->r)
         return;
     tsr_needs_read(out, node->in[TSR_EXPERTS_X]);
     tsr_needs_read(out, block->stack[node->weight[0]].low);
@@ -278,9 +337,8 @@ static uint64_t workspace(const tsr_node *node, const tsr_matrix_traits *traits,
     uint64_t rows =
         tsr_expert_rows_bytes(node, tsr_attention_own_tokens(&bounds), spec->in, bounds.dtype);
     uint64_t low = tsr_expert_low_bytes(node, traits, bounds, 1);
-    uint64_t r = traits[tsr_stack_weight(node->weight[0])].r;
     (void)kernels;
-    return tsr_expert_taken_bytes(node, tsr_attention_own_tokens(&bounds), r, bounds.dtype) +
+    return tsr_expert_taken_bytes(node, tsr_attention_own_tokens(&bounds), traits, bounds.dtype) +
            (!bounds.train ? 0
             : rows > low  ? rows
                           : low);
@@ -328,6 +386,33 @@ static void cost_adapters(const tsr_costing *c, const tsr_node *node, double row
     tsr_cost_both(c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, least, here);
 }
 
+/* weights: of experts that have a row. In e4m3 the adapter's summands are a matmul of their own in the same kernel. */
+static void cost_matmul(const tsr_costing *c, const tsr_node *node, double rows, double weights,
+                        bool back)
+{
+    const tsr_experts_spec *spec = &node->spec.experts;
+    tsr_work_term term = back ? TSR_WORK_LINEARS_BACKWARD : TSR_WORK_LINEARS_FORWARD;
+    double in = (double)spec->in, out = (double)spec->out, element = c->layer->element;
+    const tsr_work_stack *stack = &c->layer->stack[node->weight[0]];
+    double low = 2 * rows * stack->r * (back ? in : out);
+    double products = 2 * rows * in * out;
+    if (!stack->fp8) {
+        const tsr_work_amount work = {products + low, element * (rows * (in + out) + weights)};
+        tsr_cost_both(c, term, TSR_WORK_MATMUL, work, work);
+        return;
+    }
+    double inner = back ? out : in, outer = back ? in : out;
+    bool gathered = back == (node->kind == &tsr_node_combine);
+    const tsr_work_amount work = {products, rows * (inner + element * outer) + weights};
+    const tsr_work_amount added = {low, 0};
+    double read = (gathered ? c->layer->tokens : rows) * inner;
+    tsr_cost_both(c, term, TSR_WORK_MATMUL_FP8, work, work);
+    tsr_cost_both(c, back ? TSR_WORK_ADAPTERS_BACKWARD : TSR_WORK_ADAPTERS_FORWARD, TSR_WORK_ADDED,
+                  added, added);
+    tsr_cost_both(c, TSR_WORK_QUANTIZE, TSR_WORK_STREAM, (tsr_work_amount){0, read},
+                  (tsr_work_amount){0, read * (1 + element)});
+}
+
 void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind pass, bool dx)
 {
     const tsr_experts_spec *spec = &node->spec.experts;
@@ -340,16 +425,13 @@ void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind 
         cost_adapters(c, node, rows, back);
     if (back && !dx)
         return;
-    double summands = weight + stack->r * (double)(back ? spec->in : spec->out);
-    const tsr_work_amount work = {2 * rows * summands,
-                                  c->layer->element *
-                                      (rows * (double)(spec->in + spec->out) + active * weight)};
-    const tsr_work_amount least = {0, active * weight * (NF4_BYTES + c->layer->element)};
-    const tsr_work_amount here = {0, spec->experts * weight * (NF4_BYTES + c->layer->element)};
-    tsr_cost_both(c, back ? TSR_WORK_LINEARS_BACKWARD : TSR_WORK_LINEARS_FORWARD, TSR_WORK_MATMUL,
-                  work, work);
-    if (stack->nf4)
-        tsr_cost_both(c, TSR_WORK_NF4, TSR_WORK_DECODE, least, here);
+    cost_matmul(c, node, rows, active * weight, back);
+    if (stack->nf4) {
+        double element = NF4_BYTES + (stack->fp8 ? 1 : c->layer->element);
+        tsr_cost_both(c, TSR_WORK_NF4, TSR_WORK_DECODE,
+                      (tsr_work_amount){0, active * weight * element},
+                      (tsr_work_amount){0, spec->experts * weight * element});
+    }
 }
 
 static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,

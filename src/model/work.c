@@ -198,8 +198,11 @@ void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit)
                                            .nf4 = linear->quantized,
                                            .in_8bit = linear->code_scale != TSR_NO_SEGMENT};
     }
-    for (int i = 0; i < tsr_layout_stacks(&layout->unit[unit]); i++)
-        out->stack[i] = (tsr_work_stack){.r = (double)layout->unit[unit].stack[i].r,
-                                         .nf4 = layout->unit[unit].stack[i].quantized};
+    for (int i = 0; i < tsr_layout_stacks(&layout->unit[unit]); i++) {
+        const tsr_layout_stack *stack = &layout->unit[unit].stack[i];
+        out->stack[i] = (tsr_work_stack){.r = (double)stack->r,
+                                         .nf4 = stack->quantized,
+                                         .fp8 = out->fp8 && tsr_layout_stack_fp8(stack)};
+    }
     out->last = unit == layout->layer_count - 1;
 }

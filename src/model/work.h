@@ -93,6 +93,7 @@ typedef struct {
 typedef struct {
     double r;
     bool nf4;
+    bool fp8; /* multiplied in e4m3 */
 } tsr_work_stack;
 
 typedef struct {
@@ -113,7 +114,7 @@ typedef struct {
     const tsr_layer_run *run; /* of one use of it; NULL: all of it */
 } tsr_work_layer;
 
-/* The linears of layer `unit` of a layout, and whether it is the last; the caller fills in the rest. */
+/* The linears and stacks of layer `unit` of a layout, and whether it is the last; the caller fills in the rest, fp8 before. */
 void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit);
 
 /* What such a linear means for the layer's program. */

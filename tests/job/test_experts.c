@@ -1,12 +1,13 @@
 /*
  * Jobs on a model with experts: the same bits and exactly the planned memory for every recomputation, home and
  * unit_policy, with what is offloaded, on 1 to 4 ranks, which may share long micro-batches; with adapters on attention alone, on everything and on experts
- * alone.
+ * alone; with an fp8 base.
  *
  *     test_job_experts                        on the CPU
  *     test_job_experts BACKEND DTYPE RANKS    on the ranks that a machine has GPUs for
  */
 #include "job/fixture.h"
+#include "model/model_parts.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -156,6 +157,81 @@ static void test_tiles(void **state)
     job_result_free(&reference);
 }
 
+/* ---- an fp8 base ---- */
+
+static struct {
+    int in_dtype, in_e4m3;
+} multiplied;
+
+static tsr_status count_gemm(tsr_stream *stream, const tsr_grouped_gemm_args *args)
+{
+    multiplied.in_dtype++;
+    return tsr_kernels_cpu()->grouped_gemm(stream, args);
+}
+
+static tsr_status count_fp8(tsr_stream *stream, const tsr_grouped_fp8_args *args)
+{
+    multiplied.in_e4m3++;
+    assert_false(args->fast);
+    return tsr_kernels_cpu()->grouped_fp8(stream, args);
+}
+
+/* The loss of a step on one CPU, and how its experts were multiplied. */
+static double loss_of(const char *model, const char *keys)
+{
+    tsr_kernels counting = *tsr_kernels_cpu();
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    tsr_job *job;
+    char text[2048];
+    snprintf(text, sizeof text,
+             "model_name_or_path: " TSR_SOURCE_DIR "/tests/golden/families/%s/checkpoint\n"
+             "dataset: %s\ntotal_batch_size: 4\nmax_steps: 1\nbackend: cpu\ndtype: float32\n"
+             "output_dir: %s\noverwrite_output_dir: true\n%s",
+             model, scratch_path("train.jsonl"), scratch_path("output"), keys);
+    const tsr_job_options options = {
+        .size = sizeof options, .config_text = text, .purpose = TSR_JOB_TRAIN};
+    if (tsr_job_create(&job, &options) < 0 || tsr_job_start(job) < 0)
+        fail_msg("%s", tsr_last_error());
+    memset(&multiplied, 0, sizeof multiplied);
+    counting.grouped_gemm = count_gemm;
+    counting.grouped_fp8 = count_fp8;
+    job->model->options.kernels = &counting;
+    assert_int_equal(tsr_job_step(job, &report), 0);
+    tsr_job_destroy(job);
+    return report.loss;
+}
+
+/* With an fp8 base all that is multiplied in the compute dtype otherwise is multiplied in e4m3; but MXFP4 stays. */
+static void test_what_is_multiplied(void **state)
+{
+    static const char fp8[] = "base_compute: fp8\n";
+    (void)state;
+    double without = loss_of("qwen3_moe", "");
+    int all = multiplied.in_dtype;
+    assert_true(all > 0 && multiplied.in_e4m3 == 0);
+    double with = loss_of("qwen3_moe", fp8);
+    assert_int_equal(multiplied.in_e4m3, all);
+    assert_int_equal(multiplied.in_dtype, 0);
+    assert_true(with != without && fabs(with / without - 1) < 1e-2);
+    without = loss_of("gpt_oss_mxfp4", "");
+    all = multiplied.in_dtype;
+    with = loss_of("gpt_oss_mxfp4", fp8);
+    assert_int_equal(multiplied.in_dtype, all);
+    assert_int_equal(multiplied.in_e4m3, 0);
+    assert_true(with != without && fabs(with / without - 1) < 1e-2);
+}
+
+static void test_fp8(void **state)
+{
+    (void)state;
+    if (!job_has_fp8())
+        skip();
+    run_adapter("LoRA on everything, fp8 base",
+                "lora_target_modules: all-linear\nbase_compute: fp8\n", "80KiB");
+}
+
+/* ---- what is learned, and gone on with ---- */
+
 /* The largest |value| of a tensor of the last run, or of its difference to `other`, which is replaced by it. */
 static float largest(const char *name, float other[4096])
 {
@@ -267,9 +343,14 @@ int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention),     cmocka_unit_test(test_all),
-        cmocka_unit_test(test_experts_alone), cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_faster),        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_all),
+        cmocka_unit_test(test_experts_alone),
+        cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_what_is_multiplied),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_faster),
+        cmocka_unit_test(test_resume),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);

@@ -291,7 +291,7 @@ void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t s
     }
     for (int i = 0; i < block->stack_count; i++)
         if (roll(&d, 4) < share)
-            traits[tsr_stack_weight(i)] = tsr_stack_traits(block, i, 8 * (1 + roll(&d, 2)));
+            traits[tsr_stack_weight(i)] = tsr_stack_traits(block, i, 8 * (1 + roll(&d, 2)), false);
 }
 
 tsr_keep random_keep(uint64_t seed, int how)
