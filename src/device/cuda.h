@@ -20,6 +20,7 @@ typedef struct {
     int index; /* among the cards that the process sees: what cudaSetDevice takes */
     int sm_count;
     int major, minor;                /* compute capability */
+    int arch;                        /* that of the code which runs there, times 10 */
     uint64_t l2_bytes, shared_bytes; /* shared: the most that a block may ask for */
     bool early_kernels; /* kernels are of code that waits, and may start early (kernels/cuda.cuh) */
 } tsr_cuda_properties;

@@ -237,6 +237,7 @@ static tsr_status check_code(cuda_device *device)
 {
     int arch;
     cudaError_t error = tsr_cuda_probe(&arch);
+    device->properties.arch = arch;
     device->properties.early_kernels = TSR_CUDA_EARLY && arch >= EARLY_ARCH;
     if (error == cudaSuccess)
         return TSR_OK;

@@ -1,6 +1,6 @@
 /*
- * gemm_fp8.c: contract fp8_gemm.h on a GPU, by cuBLASLt: what it is told of e4m3 operands with a scale for
- * each row, and what must be there for it. Algorithms are chosen, timed and kept as for gemm
+ * gemm_fp8.c: contract fp8_gemm.h on a GPU: on Hopper by cuBLASLt: what it is told of e4m3 operands with a scale for
+ * each row, and what must be there for it. Elsewhere by fp8_gemm_mma.cu. Algorithms are chosen, timed and kept as for gemm
  * (gemm_cublaslt.c, gemm_tune.c): the dtype and `fast` are part of a shape.
  *
  * C^T = B A^T of cuBLASLt: its A is our B, transposed, and its B our A, which is the one layout that e4m3
@@ -25,6 +25,8 @@ _Static_assert(A_SCALE_MODE == CUBLASLT_MATMUL_DESC_A_SCALE_MODE, "cublasLt.h");
 _Static_assert(B_SCALE_MODE == CUBLASLT_MATMUL_DESC_B_SCALE_MODE, "cublasLt.h");
 _Static_assert(OUTER_VECTOR == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, "cublasLt.h");
 #endif
+
+#define E4M3_ARCH 89 /* the oldest with instructions for e4m3 */
 
 #define GRAIN 16 /* bytes: what tensor cores and copies take of a row of e4m3 */
 
@@ -55,14 +57,21 @@ cublasStatus_t tsr_matmul_describe_fp8(cublasLtMatmulDesc_t out, const tsr_matmu
 
 /* ---- what must be there ---- */
 
-tsr_status tsr_fp8_gemm_supported(tsr_device *device)
+/* Whether cuBLASLt multiplies rows with scales there. */
+static bool is_hopper(const tsr_cuda_properties *p)
+{
+    return p->major == 9 && p->minor == 0;
+}
+
+bool tsr_fp8_mma_here(tsr_device *device)
 {
     const tsr_cuda_properties *p = tsr_device_cuda_properties(device);
+    return 10 * p->major + p->minor >= E4M3_ARCH && p->arch >= E4M3_ARCH;
+}
+
+static tsr_status check_library(void)
+{
     tsr_library_version found;
-    if (p->major != 9 || p->minor != 0)
-        return tsr_fail(TSR_EUNSUPPORTED,
-                        "fp8_gemm needs a card of compute capability 9.0 (Hopper), this is %d.%d",
-                        p->major, p->minor);
     TSR_TRY(tsr_cublaslt_load(&found));
     if (tsr_cublaslt_lib.GetVersion() < OLDEST_LIBRARY)
         return tsr_fail(TSR_EUNSUPPORTED,
@@ -71,10 +80,28 @@ tsr_status tsr_fp8_gemm_supported(tsr_device *device)
     return TSR_OK;
 }
 
+tsr_status tsr_fp8_gemm_supported(tsr_device *device)
+{
+    const tsr_cuda_properties *p = tsr_device_cuda_properties(device);
+    if (is_hopper(p))
+        return check_library();
+    if (10 * p->major + p->minor < E4M3_ARCH)
+        return tsr_fail(
+            TSR_EUNSUPPORTED,
+            "fp8_gemm needs a card of compute capability 8.9 (Ada) or newer, this is %d.%d",
+            p->major, p->minor);
+    if (!tsr_fp8_mma_here(device))
+        return tsr_fail(TSR_EUNSUPPORTED,
+                        "fp8_gemm needs code for compute capability 8.9 or newer, this build has "
+                        "that of %d.%d: build with 89-virtual among TSR_CUDA_ARCHS",
+                        p->arch / 10, p->arch % 10);
+    return TSR_OK;
+}
+
 tsr_status tsr_blas_open_fp8(tsr_blas *blas, tsr_device *device)
 {
     uint64_t bytes = TSR_FP8_GEMM_MOST_ONES * sizeof(float);
-    if (tsr_fp8_gemm_supported(device) < 0)
+    if (!is_hopper(tsr_device_cuda_properties(device)) || check_library() < 0)
         return TSR_OK; /* said when it is asked for */
     float *ones = malloc(bytes);
     if (!ones)
@@ -131,6 +158,8 @@ tsr_status tsr_fp8_gemm_cuda(tsr_stream *stream, const tsr_fp8_gemm_args *args)
         return TSR_OK;
     if (args->k == 0)
         return tsr_gemm_scale(stream, &shape);
+    if (!ones)
+        return tsr_fp8_gemm_mma(stream, args);
     tsr_matmul_scales scales = {args->scale_a, args->scale_b ? args->scale_b : ones};
     return tsr_matmul_call(stream, &shape, &scales);
 }

@@ -26,7 +26,10 @@ extern "C" tsr_status tsr_grouped_fp8_cuda(tsr_stream *stream, const tsr_grouped
         return TSR_OK;
     if (!gemm->w)
         return multiply_stored(stream, args);
+    if (!tsr_grouped_fp8_vectors(gemm))
+        return tsr_grouped_plain(stream, args);
     if (tsr_grouped_fp8_wgmma(stream, args, &status))
         return status;
-    return tsr_grouped_plain(stream, args);
+    return tsr_fp8_mma_here(tsr_stream_device(stream)) ? tsr_grouped_fp8_mma(stream, args)
+                                                       : tsr_grouped_plain(stream, args);
 }

@@ -8,7 +8,8 @@
  *
  * Sums     In fp32, scaled, then low and the factor; rounded once. Tensor cores add e4m3 products with fewer bits:
  *          `fast` as fp8_gemm.h has it.
- * CUDA     bf16 on sm_90a in widths that are multiples of 16, the adapter's of 8; others in fp32, slowly.
+ * CUDA     bf16 on cards of compute capability 8.9 or newer, in widths that are multiples of 16, the adapter's of 8; others in
+ *          fp32, slowly.
  * Cost     2 rows out in FLOPs at twice the rate of bf16, 2 rows r outer in bf16; x and W a byte an element.
  */
 #ifndef TSR_KERNELS_GROUPED_FP8_H

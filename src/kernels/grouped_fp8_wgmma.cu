@@ -406,18 +406,11 @@ static bool map_all(grouped_maps *maps, void *boxes, const tsr_grouped_gemm_args
     return tsr_map_boxes(&maps->x, boxes, args->x, 1, args->rows.most, inner / 2, GROUP_ROWS);
 }
 
-static bool in_vectors(const tsr_grouped_gemm_args *args)
-{
-    return args->dtype == TSR_BF16 && args->in % 16 == 0 && args->out % 16 == 0 &&
-           tsr_vectors(16, args->z, args->x, args->w) &&
-           tsr_vectors(args->r, args->low, args->factor);
-}
-
 bool tsr_grouped_fp8_wgmma(tsr_stream *stream, const tsr_grouped_fp8_args *args, tsr_status *status)
 {
     void *boxes = tsr_kernels_kept(stream)->boxes;
     grouped_maps maps = {};
-    if (!boxes || !in_vectors(&args->gemm) || !map_all(&maps, boxes, &args->gemm))
+    if (!boxes || !map_all(&maps, boxes, &args->gemm))
         return false;
     *status = launch(stream, args, &maps);
     return true;

@@ -23,11 +23,21 @@ bool tsr_grouped_gemm_codes(tsr_stream *stream, const tsr_grouped_gemm_args *arg
 /* grouped_gemm_mma.cu: bf16 in vectors, on any card. */
 tsr_status tsr_grouped_gemm_mma(tsr_stream *stream, const tsr_grouped_gemm_args *args);
 
+/* The same of grouped_fp8, of e4m3 with z in bf16, where tsr_fp8_mma_here. */
+tsr_status tsr_grouped_fp8_mma(tsr_stream *stream, const tsr_grouped_fp8_args *args);
+
+/* Whether z is bf16 and all in vectors, x and w in e4m3. */
+static inline bool tsr_grouped_fp8_vectors(const tsr_grouped_gemm_args *args)
+{
+    return args->dtype == TSR_BF16 && args->in % 16 == 0 && args->out % 16 == 0 &&
+           tsr_vectors(16, args->z, args->x, args->w) &&
+           tsr_vectors(args->r, args->low, args->factor);
+}
+
 /* grouped_plain.cu: anything; without x_scale grouped_gemm. */
 tsr_status tsr_grouped_plain(tsr_stream *stream, const tsr_grouped_fp8_args *args);
 
-/* grouped_fp8_wgmma.cu: e4m3 with z in bf16, on sm_90a. False: not on this card or not in such vectors, and nothing was
- * done. */
+/* grouped_fp8_wgmma.cu: e4m3 in vectors, on sm_90a. False: not on this card, and nothing was done. */
 bool tsr_grouped_fp8_wgmma(tsr_stream *stream, const tsr_grouped_fp8_args *args,
                            tsr_status *status);
 

@@ -1,107 +1,122 @@
 /*
- * grouped_gemm_mma.cu: grouped_gemm in bf16 on any card.
+ * grouped_gemm_mma.cu: grouped_gemm in bf16 on any card, and grouped_fp8 with z in bf16 where mma.sync multiplies e4m3 (8.9 and
+ * later).
  *
- * Split    A block of 8 warps has a tile of 128 rows of an expert and 128 columns, a warp 64 x 32 of it. Chunks
- *          of 32 summands of both operands go through a ring of three buffers, filled by asynchronous copies
- *          that gather rows as they go, with one barrier a chunk. There are blocks for any counts; those without
- *          a tile end at once.
- * Sums     16 summands after the other from the first on, those of an adapter last, by the lengths alone.
- * Cost     A tile takes 16 KB from L2 for 1.05 MFLOP.
+ * Split    Tiles of mma_ring.cuh, of an expert's rows, with one barrier a chunk. There are blocks for any counts; those
+ *          without a tile end at once. In e4m3 both operands lie along the summands, the adapter's as in bf16.
+ * Sums     16 summands after the other from the first on, those of an adapter last, by the lengths alone. Of e4m3 32, and 64 of
+ *          them at a time in the tensor cores.
  */
 #include "kernels/grouped_gemm.cuh"
-
-#define THREADS 256
-#define TILE    128 /* rows, and columns, of a block */
-#define ROWS    64  /* of a warp */
-#define CHUNK   32  /* summands of a buffer */
-#define STAGES  3
-#define PITCH   (CHUNK + 8) /* elements: rows lie 16 bytes further modulo 128, so no two collide */
-#define W_PITCH (TILE + 8)  /* of W as it lies, where its rows are summands */
-#define EACH    (TILE * CHUNK / TSR_VECTOR / THREADS) /* copies of a thread */
-
-typedef struct {
-    __nv_bfloat16 x[TILE * PITCH];
-    __nv_bfloat16 w[TILE * PITCH]; /* [TILE, PITCH]; backward [CHUNK, W_PITCH], which is less */
-} grouped_stage;
-
-static_assert(CHUNK * W_PITCH <= TILE * PITCH, "W fits both ways");
+#include "kernels/mma_ring.cuh"
 
 typedef struct {
     const tsr_grouped_gemm_args *args;
+    const float *x_scale, *w_scale;
     tsr_expert_tile tile;
-    int inner, outer;
+    ring_place place;
+    ring_operands base_of, low_of;
     int base, chunks; /* of x and W; and those of low and the factor behind them */
-    int from[EACH];   /* the rows of x that the thread copies of; -1: none */
-} grouped_place;
+} grouped_work;
 
-/* A chunk of both operands, a group of copies; what does not exist is zero. */
-template <bool BACKWARD>
-static __device__ __forceinline__ void fetch(grouped_stage *stage, const grouped_place *p,
-                                             int chunk)
+/* A chunk of both operands, a group of copies. */
+template <bool BACKWARD, bool CODES>
+static __device__ __forceinline__ void fetch(ring_stage *stage, const grouped_work *w, int chunk)
 {
-    const tsr_grouped_gemm_args *a = p->args;
-    bool low = chunk >= p->base;
-    const __nv_bfloat16 *x = (const __nv_bfloat16 *)(low ? a->low : a->x);
-    const __nv_bfloat16 *w = (const __nv_bfloat16 *)(low ? a->factor : a->w);
-    int inner = low ? (int)a->r : p->inner, first = (low ? chunk - p->base : chunk) * CHUNK;
-    int64_t matrix = (p->tile.expert + (low ? a->first : 0)) * inner * p->outer;
-    if (chunk < p->chunks)
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            int at = (int)threadIdx.x + i * THREADS;
-            int row = at / (CHUNK / TSR_VECTOR), k = at % (CHUNK / TSR_VECTOR) * TSR_VECTOR;
-            int from = low ? p->tile.row + row : p->from[i];
-            bool there = p->from[i] >= 0 && first + k < inner;
-            tsr_copy16(stage->x + row * PITCH + k,
-                       x + (there ? (int64_t)from * inner + first + k : 0), there);
-            int column = BACKWARD ? at % (TILE / TSR_VECTOR) * TSR_VECTOR : row;
-            k = BACKWARD ? at / (TILE / TSR_VECTOR) : k;
-            there = p->tile.column + column < p->outer && first + k < inner;
-            int64_t place = BACKWARD ? (int64_t)(first + k) * p->outer + p->tile.column + column
-                                     : (int64_t)(p->tile.column + column) * inner + first + k;
-            tsr_copy16(stage->w + (BACKWARD ? k * W_PITCH + column : column * PITCH + k),
-                       w + (there ? matrix + place : 0), there);
-        }
+    bool low = chunk >= w->base;
+    ring_operands o;
+    o.x = low ? w->low_of.x : w->base_of.x, o.w = low ? w->low_of.w : w->base_of.w;
+    o.inner = low ? w->low_of.inner : w->base_of.inner, o.outer = w->base_of.outer;
+    if (chunk < w->chunks)
+        ring_fetch(stage, o, &w->place, (low ? chunk - w->base : chunk) * CHUNK,
+                   BACKWARD && (!CODES || low), low);
     tsr_copy_commit();
 }
 
-/* c += x w of a stage, for a warp: c[i][j] is row group i of 16, column group j of 8. */
-template <bool BACKWARD>
-static __device__ __forceinline__ void multiply(float c[4][4][4], const grouped_stage *stage,
-                                                int row, int column)
+static __device__ __forceinline__ int row_of(const tsr_expert_rows *rows, int row)
 {
-    int lane = threadIdx.x % TSR_WARP, low = lane % 16, high = lane / 16 * 8;
+    return rows->slot ? rows->slot[row] / (int32_t)rows->k : row;
+}
+
+static __device__ __forceinline__ void find_rows(grouped_work *w)
+{
+    w->place.row = w->tile.row, w->place.column = w->tile.column;
 #pragma unroll
-    for (int k = 0; k < CHUNK; k += 16) {
-        uint32_t x[4][4], w[2][4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            tsr_ldmatrix(x[i], stage->x + (row + 16 * i + low) * PITCH + k + high);
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (BACKWARD)
-                tsr_ldmatrix_t(w[i], stage->w + (k + low) * W_PITCH + column + 16 * i + high);
-            else
-                tsr_ldmatrix(w[i], stage->w + (column + 16 * i + lane % 8 + high) * PITCH + k +
-                                       lane / 8 % 2 * 8);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                tsr_mma(c[i][j], x[i], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
+    for (int i = 0; i < EACH; i++) {
+        int row = w->tile.row + ring_row(i);
+        w->place.from[i] = row < w->tile.row_end ? row_of(&w->args->rows, row) : -1;
     }
 }
 
-static __device__ __forceinline__ void find_rows(grouped_place *p)
+template <bool BACKWARD, bool CODES>
+static __device__ __forceinline__ void find_operands(grouped_work *w)
 {
-    const tsr_expert_rows *rows = &p->args->rows;
+    const tsr_grouped_gemm_args *a = w->args;
+    int inner = (int)(BACKWARD ? a->out : a->in) / (CODES ? 2 : 1);
+    int outer = (int)(BACKWARD ? a->in : a->out);
+    int64_t expert = a->first + w->tile.expert;
+    w->base_of.x = (const __nv_bfloat16 *)a->x;
+    w->base_of.w = (const __nv_bfloat16 *)a->w + (int64_t)w->tile.expert * inner * outer;
+    w->base_of.inner = inner, w->base_of.outer = outer;
+    w->low_of.x = (const __nv_bfloat16 *)a->low;
+    w->low_of.w = (const __nv_bfloat16 *)a->factor + expert * a->r * outer;
+    w->low_of.inner = (int)a->r, w->low_of.outer = outer;
+}
+
+/* What e4m3 was multiplied without; `row` is the warp's first. */
+static __device__ __forceinline__ __attribute__((unused)) void
+scale_sums(float c[4][4][4], const grouped_work *w, int row)
+{
+    float of_w = w->w_scale[w->tile.expert];
+    row += w->tile.row + threadIdx.x % TSR_WARP / 4;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int row = p->tile.row + ((int)threadIdx.x + i * THREADS) / (CHUNK / TSR_VECTOR);
-        p->from[i] = row >= p->tile.row_end ? -1
-                     : rows->slot           ? rows->slot[row] / (int32_t)rows->k
-                                            : row;
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++) {
+            int own = row + 16 * i + 8 * upper;
+            float scale =
+                own < w->tile.row_end ? w->x_scale[row_of(&w->args->rows, own)] * of_w : 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                c[i][j][2 * upper] *= scale, c[i][j][2 * upper + 1] *= scale;
+        }
+}
+
+template <bool BACKWARD, bool CODES, bool FAST>
+static __device__ __forceinline__ void multiply(grouped_work *w)
+{
+    extern __shared__ __align__(16) char memory[];
+    __shared__ tsr_expert_starts starts;
+    ring_stage *stage = (ring_stage *)memory;
+    const tsr_grouped_gemm_args *a = w->args;
+    int warp = threadIdx.x / TSR_WARP, row = warp / 4 * ROWS, column = warp % 4 * STRIP, at = 0;
+    int outer = (int)(BACKWARD ? a->in : a->out);
+    float c[4][4][4] = {};
+    tsr_expert_count(&starts, &a->rows, a->first, (int)a->count, TILE);
+    if (!tsr_expert_tile_at(&w->tile, &starts, (int)a->count, TILE, (outer + TILE - 1) / TILE, TILE,
+                            (int)blockIdx.x))
+        return;
+    find_operands<BACKWARD, CODES>(w);
+    find_rows(w);
+    w->base = (w->base_of.inner + CHUNK - 1) / CHUNK;
+    w->chunks = w->base + ((int)a->r + CHUNK - 1) / CHUNK;
+    for (int i = 0; i < STAGES - 1; i++)
+        fetch<BACKWARD, CODES>(stage + i, w, i);
+    for (int chunk = 0; chunk < w->chunks; chunk++, at = ring_after(at)) {
+        tsr_copy_wait_but_one();
+        __syncthreads(); /* this chunk is here, and nobody reads the one before it */
+        fetch<BACKWARD, CODES>(stage + ring_before(at), w, chunk + STAGES - 1);
+        if (CODES && chunk < w->base)
+            ring_multiply_codes<FAST>(c, stage + at, row, column);
+        else
+            ring_multiply<false>(c, stage + at, row, column, BACKWARD);
+        if (CODES && chunk == w->base - 1)
+            scale_sums(c, w, row);
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        tsr_grouped_write(a, outer, &w->tile, w->tile.row + row + 16 * i, w->tile.column + column,
+                          c[i]);
 }
 
 template <bool BACKWARD>
@@ -109,46 +124,48 @@ static __global__ void __launch_bounds__(THREADS, 2)
     grouped_blocks(const __grid_constant__ tsr_grouped_gemm_args args)
 {
     tsr_kernel_begin();
-    extern __shared__ __align__(16) char memory[];
-    __shared__ tsr_expert_starts starts;
-    grouped_stage *stage = (grouped_stage *)memory;
-    grouped_place p = {&args};
-    int warp = threadIdx.x / TSR_WARP, row = warp / 4 * ROWS;
-    int column = warp % 4 * TSR_GROUPED_STRIP, at = 0;
-    float c[4][4][4] = {};
-    p.inner = (int)(BACKWARD ? args.out : args.in);
-    p.outer = (int)(BACKWARD ? args.in : args.out);
-    p.base = (p.inner + CHUNK - 1) / CHUNK;
-    p.chunks = p.base + ((int)args.r + CHUNK - 1) / CHUNK;
-    tsr_expert_count(&starts, &args.rows, args.first, (int)args.count, TILE);
-    if (!tsr_expert_tile_at(&p.tile, &starts, (int)args.count, TILE, (p.outer + TILE - 1) / TILE,
-                            TILE, (int)blockIdx.x))
-        return;
-    find_rows(&p);
-    for (int i = 0; i < STAGES - 1; i++)
-        fetch<BACKWARD>(stage + i, &p, i);
-    for (int chunk = 0; chunk < p.chunks; chunk++) {
-        tsr_copy_wait_but_one();
-        __syncthreads(); /* this chunk is here, and nobody reads the one before it */
-        fetch<BACKWARD>(stage + (at ? at - 1 : STAGES - 1), &p, chunk + STAGES - 1);
-        multiply<BACKWARD>(c, stage + at, row, column);
-        at = at + 1 < STAGES ? at + 1 : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        tsr_grouped_write(&args, p.outer, &p.tile, p.tile.row + row + 16 * i,
-                          p.tile.column + column, c[i]);
+    grouped_work work = {&args};
+    multiply<BACKWARD, false, false>(&work);
+}
+
+template <bool BACKWARD, bool FAST>
+static __global__ void __launch_bounds__(THREADS, FAST ? 2 : 1)
+    codes_blocks(const __grid_constant__ tsr_grouped_fp8_args args)
+{
+    tsr_kernel_begin();
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+    grouped_work work = {&args.gemm, args.x_scale, args.w_scale};
+    multiply<BACKWARD, true, FAST>(&work);
+#endif
+}
+
+/* ---- launching ---- */
+
+#define BYTES (STAGES * sizeof(ring_stage))
+
+static unsigned blocks_of(const tsr_grouped_gemm_args *args)
+{
+    int64_t outer = args->backward ? args->in : args->out;
+    return (unsigned)(tsr_expert_most_blocks(args->rows.most, args->count, TILE) *
+                      tsr_blocks(outer, TILE));
 }
 
 tsr_status tsr_grouped_gemm_mma(tsr_stream *stream, const tsr_grouped_gemm_args *args)
 {
     void (*kernel)(const tsr_grouped_gemm_args) =
         args->backward ? grouped_blocks<true> : grouped_blocks<false>;
-    int bytes = STAGES * (int)sizeof(grouped_stage);
-    int64_t outer = args->backward ? args->in : args->out;
-    int64_t blocks =
-        tsr_expert_most_blocks(args->rows.most, args->count, TILE) * tsr_blocks(outer, TILE);
-    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, bytes, "grouped_gemm"));
-    TSR_LAUNCH_SHARED(kernel, (unsigned)blocks, THREADS, (size_t)bytes, stream, *args);
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, BYTES, "grouped_gemm"));
+    TSR_LAUNCH_SHARED(kernel, blocks_of(args), THREADS, BYTES, stream, *args);
     return tsr_launched("grouped_gemm");
+}
+
+tsr_status tsr_grouped_fp8_mma(tsr_stream *stream, const tsr_grouped_fp8_args *args)
+{
+    static void (*const kernels[2][2])(const tsr_grouped_fp8_args) = {
+        {codes_blocks<false, false>, codes_blocks<false, true>},
+        {codes_blocks<true, false>, codes_blocks<true, true>}};
+    void (*kernel)(const tsr_grouped_fp8_args) = kernels[args->gemm.backward][args->fast];
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, BYTES, "grouped_fp8"));
+    TSR_LAUNCH_SHARED(kernel, blocks_of(&args->gemm), THREADS, BYTES, stream, *args);
+    return tsr_launched("grouped_fp8");
 }

@@ -94,8 +94,12 @@ tsr_status tsr_gemm_scale(tsr_stream *stream, const tsr_gemm_args *args);
 tsr_status tsr_gemm_randomize(tsr_stream *stream, void *out, int64_t count, tsr_dtype dtype,
                               uint32_t seed);
 
-/* gemm_fp8.c: tsr_kernels_fp8_supported of a CUDA device. */
+/* gemm_fp8.c: tsr_kernels_fp8_supported of a CUDA device; and whether mma.sync multiplies e4m3 in this build's code for it. */
 tsr_status tsr_fp8_gemm_supported(tsr_device *device);
+bool tsr_fp8_mma_here(tsr_device *device);
+
+/* fp8_gemm_mma.cu: fp8_gemm where tsr_fp8_mma_here; m, n and k are not 0. */
+tsr_status tsr_fp8_gemm_mma(tsr_stream *stream, const tsr_fp8_gemm_args *args);
 
 /* The matmuls of head_chunk for such a call, for tsr_blas_tune: writes at most
  * TSR_HEAD_MATMULS of them and returns how many. */

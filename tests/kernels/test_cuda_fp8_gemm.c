@@ -1,6 +1,6 @@
 /*
  * test_cuda_fp8_gemm.c: fp8_gemm on a GPU against the C reference, by every algorithm that may be chosen; and
- * its choices beside those of gemm. A card that has no fp8_gemm refuses it.
+ * its choices beside those of gemm. A card that has no fp8_gemm refuses it. The kernel of other cards than Hopper, too.
  */
 #include "cuda_test.h"
 
@@ -124,16 +124,19 @@ static void only_where_it_is(void)
     skip();
 }
 
-static void one_gemm(const gemm_case *c, tsr_dtype c_dtype, bool fast)
+typedef tsr_status multiply(tsr_stream *stream, const tsr_fp8_gemm_args *args);
+
+static void one_gemm(const gemm_case *c, tsr_dtype c_dtype, bool fast, multiply *op)
 {
     char what[128];
     gemm_fixture f;
     if (!cuda_turn())
         return;
-    snprintf(what, sizeof what, "fp8_gemm %lldx%lldx%lld into %s%s", (long long)c->m,
-             (long long)c->n, (long long)c->k, tsr_dtype_name(c_dtype), fast ? ", fast" : "");
+    snprintf(what, sizeof what, "fp8_gemm %lldx%lldx%lld into %s%s%s", (long long)c->m,
+             (long long)c->n, (long long)c->k, tsr_dtype_name(c_dtype), fast ? ", fast" : "",
+             op == tsr_fp8_gemm_mma ? ", by mma.sync" : "");
     make_gemm(&f, c, c_dtype, fast);
-    if (rig.kernels->fp8_gemm(rig.stream, &f.args) != TSR_OK)
+    if (op(rig.stream, &f.args) != TSR_OK)
         fail_msg("%s: %s", what, tsr_last_error());
     double worst = expect_gemm(what, &f);
     if (c_dtype == TSR_F32)
@@ -147,7 +150,17 @@ static void gemm_matches_the_reference(void **state)
     only_where_it_is();
     for (size_t i = 0; i < sizeof gemm_cases / sizeof *gemm_cases; i++)
         for (int way = 0; way < 4; way++)
-            one_gemm(&gemm_cases[i], way % 2 ? TSR_BF16 : TSR_F32, way / 2);
+            one_gemm(&gemm_cases[i], way % 2 ? TSR_BF16 : TSR_F32, way / 2, rig.kernels->fp8_gemm);
+}
+
+static void mma_matches_the_reference(void **state)
+{
+    (void)state;
+    if (!tsr_fp8_mma_here(rig.device))
+        skip();
+    for (size_t i = 0; i < sizeof gemm_cases / sizeof *gemm_cases; i++)
+        for (int way = 0; gemm_cases[i].m && gemm_cases[i].k && way < 4; way++)
+            one_gemm(&gemm_cases[i], way % 2 ? TSR_BF16 : TSR_F32, way / 2, tsr_fp8_gemm_mma);
 }
 
 static void a_nan_shows_in_its_row(void **state)
@@ -364,11 +377,9 @@ static void choices_are_kept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gemm_matches_the_reference),
-        cmocka_unit_test(a_nan_shows_in_its_row),
-        cmocka_unit_test(gemm_gives_the_same_bits),
-        cmocka_unit_test(what_does_not_fit_is_refused),
-        cmocka_unit_test(choices_are_kept),
+        cmocka_unit_test(gemm_matches_the_reference),   cmocka_unit_test(mma_matches_the_reference),
+        cmocka_unit_test(a_nan_shows_in_its_row),       cmocka_unit_test(gemm_gives_the_same_bits),
+        cmocka_unit_test(what_does_not_fit_is_refused), cmocka_unit_test(choices_are_kept),
         cmocka_unit_test(every_candidate_is_right),
     };
     return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
