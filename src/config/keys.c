@@ -219,7 +219,8 @@ static const tsr_key model_keys[] = {
      .help = "compute dtype; auto: bfloat16 on a GPU, float32 on a CPU"},
     {"base_compute", G, TSR_KEY_WORD, AT(base_compute), base_compute_words,
      .flags = TSR_KEY_OF_BASE | TSR_KEY_RESULT, .initial = "dtype",
-     .help = "dtype of the base's matmuls; dtype: that of the key dtype; fp8: e4m3, on Hopper; "
+     .help = "dtype of the base's matmuls; dtype: that of the key dtype; fp8: e4m3, "
+             "on cards of compute capability 8.9 or newer; "
              "fp8_fast: with less exact sums"},
 };
 #undef G

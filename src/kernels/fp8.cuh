@@ -9,11 +9,10 @@
 
 #define TSR_E4M3_NANS 0x7f7f7f7fu
 
-/* Four codes, the first lowest. The instruction needs sm_90 (sm_89 has it too, from a newer PTX on than
- * CUDA 12.4's oldest front end writes); elsewhere the same bytes but for a NaN's sign. */
+/* Four codes, the first lowest. The instruction needs sm_89; elsewhere the same bytes but for a NaN's sign. */
 static __device__ __forceinline__ uint32_t tsr_e4m3x4(float v0, float v1, float v2, float v3)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t low, high;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v1), "f"(v0));
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v3), "f"(v2));
