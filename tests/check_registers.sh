@@ -1,6 +1,6 @@
 #!/bin/sh
 # check_registers.sh NVCC ROOT: the attention kernels of cards that no test of this project ran on, compiled for each of them, as
-# drivers do, from PTX for 8.0: they compile, and what does not fit the registers is a few words. 77: no NVCC.
+# drivers do, from PTX for 8.0 (that for 8.9 says the same): they compile, and what does not fit the registers is a few words. 77: no NVCC.
 set -eu
 MOST=160 # bytes of a thread that are stored aside: 1 % of what its loops move. Measured: 88
 
