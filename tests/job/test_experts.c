@@ -120,7 +120,7 @@ static void test_experts_alone(void **state)
 }
 
 /* Micro-batches longer than a tile, which one rank has or several share. */
-static void test_tiles(void **state)
+static void run_tiles(const char *more)
 {
     static const struct {
         int ranks;
@@ -134,11 +134,10 @@ static void test_tiles(void **state)
     };
     char config[4096], keys[256];
     job_result reference, result;
-    (void)state;
     snprintf(keys, sizeof keys,
              "context_span: %d\nper_device_train_batch_size: 2\nlora_target_modules: all-linear\n"
-             "router_aux_loss_coef: 0.1\nmoe_capacity_factor: 1.5\n",
-             job_tokens(16));
+             "router_aux_loss_coef: 0.1\nmoe_capacity_factor: 1.5\n%s",
+             job_tokens(16), more);
     configure(config, keys, "", "");
     job_run(&reference, 1, config);
     if (reference.status != 0)
@@ -155,6 +154,14 @@ static void test_tiles(void **state)
         job_result_free(&result);
     }
     job_result_free(&reference);
+}
+
+static void test_tiles(void **state)
+{
+    (void)state;
+    run_tiles("");
+    if (job_has_fp8())
+        run_tiles("base_compute: fp8\n");
 }
 
 /* ---- an fp8 base ---- */
