@@ -9,10 +9,16 @@
 
 #define TSR_E4M3_NANS 0x7f7f7f7fu
 
-/* Four codes, the first lowest. The instruction needs sm_89; elsewhere the same bytes but for a NaN's sign. */
+/* Whether there are instructions to and from e4m3: on sm_89 in the PTX of CUDA 12 (tools/check_cuda_floor has an older front end). */
+#if defined(__CUDA_ARCH__) &&                                                                      \
+    (__CUDA_ARCH__ >= 900 || (__CUDA_ARCH__ >= 890 && __CUDACC_VER_MAJOR__ >= 12))
+#define TSR_E4M3_CODE
+#endif
+
+/* Four codes, the first lowest. Without the instruction the same bytes but for a NaN's sign. */
 static __device__ __forceinline__ uint32_t tsr_e4m3x4(float v0, float v1, float v2, float v3)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#ifdef TSR_E4M3_CODE
     uint16_t low, high;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v1), "f"(v0));
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v3), "f"(v2));

@@ -55,7 +55,7 @@ static __device__ __forceinline__ uint2 tsr_e4m3_look_up8(const tsr_e4m3_table *
 /* The values of the two codes in the low half of a word, exact. */
 static __device__ __forceinline__ float2 tsr_e4m3_pair(uint32_t codes)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#ifdef TSR_E4M3_CODE
     uint32_t word;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"((uint16_t)codes));
     return __half22float2(*(const __half2 *)&word);

@@ -29,11 +29,11 @@ typedef struct {
 
 static_assert(CHUNK * W_PITCH <= TILE * PITCH, "W fits both ways");
 
-/* c += a b, of e4m3, 32 products: their bytes lie where those of 16 in bf16 do. From 8.9 on. */
+/* c += a b, of e4m3, 32 products: their bytes lie where those of 16 in bf16 do. From 8.9 on, in PTX 8.4 of CUDA 12.4. */
 static __device__ __forceinline__ __attribute__((unused)) void
 tsr_mma_e4m3(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890 && __CUDACC_VER_MAJOR__ >= 12
     asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
