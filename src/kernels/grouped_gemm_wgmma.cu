@@ -333,6 +333,7 @@ static __device__ __forceinline__ __attribute__((unused)) void pass(const groupe
 {
     for (int chunk = 0; chunk < work->chunks; chunk++) {
         tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        __syncwarp(); /* no lane still waits for a stage that the first has left */
         leave_stage(ring->empty + 8 * ring->stage);
         next_stage<STAGES>(ring);
     }
