@@ -80,6 +80,7 @@ static double set_layer(llama_layer *layer, const tsr_model_config *config, int 
         const tsr_stack *x = &layer->block.stack[i];
         tsr_work_stack *work = &layer->layer.stack[i];
         work->nf4 |= config->mxfp4;
+        work->fp8 &= !config->mxfp4;
         work->r = names_targets(run) ? 0 : work->r;
         elements += (double)x->experts * work->r * (double)(x->in + x->out);
     }

@@ -15,7 +15,7 @@ if(DEFINED TSR_CUDA)
   unset(TSR_CUDA CACHE)
   unset(TSR_CUDA)
 endif()
-set(TSR_CUDA_ARCHS "80-real;86-real;89-real;90a-real;89-virtual" CACHE STRING "CUDA architectures")
+set(TSR_CUDA_ARCHS "80-real;86-real;89-real;90a-real;80-virtual;89-virtual" CACHE STRING "CUDA architectures")
 option(TSR_CUDA_EARLY "kernels start early where the card can" ON)
 
 set(TSR_HAVE_CUDA OFF)

@@ -320,7 +320,7 @@ static const tsr_key_peer others[] = {
     {"process_reward_model", "false null", "only answers are trained on"},
     {"qat", "null {}", "the base is NF4 or as the checkpoint has it"},
     {"quantization", "null {}", "`tessera quantize` writes a quantized model"},
-    {"fp8", "false null", "base_compute: fp8 is the nearest, on cards from 8.9 on"},
+    {"fp8", "false null", "base_compute: fp8 is the nearest, on compute capability 8.9 or newer"},
     {"float16", "false null", "float16 needs loss scaling; use bf16: auto"},
     {"float32", "false null", "write bf16: false instead"},
     {"overrides_of_model_kwargs", "null {}", "the checkpoint's config.json decides"},

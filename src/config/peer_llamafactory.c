@@ -246,7 +246,7 @@ static const tsr_key_peer others[] = {
     {"use_megatron_bridge", "false null", "sharding is built in"},
     {"use_hyper_parallel", "false null", "sharding is built in"},
     {"use_kt", "false null", "what does not fit is offloaded as memory_budget says"},
-    {"fp8", "false null", "base_compute: fp8 is the nearest, on cards from 8.9 on"},
+    {"fp8", "false null", "base_compute: fp8 is the nearest, on compute capability 8.9 or newer"},
     {"freeze_language_model", "false null", "it is what is trained"},
     {"galore_*", NULL, NULL},
     {"apollo_*", NULL, NULL},

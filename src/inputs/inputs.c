@@ -108,21 +108,37 @@ static tsr_status check_fp8_linear(const tsr_inputs *inputs, const tsr_layout_li
                         "%s: base_compute: fp8 is made from a base in NF4, but %s is not "
                         "quantized; write load_in_4bit: true, or base_compute: dtype",
                         where, linear->path);
-    if (inputs->cuda && (linear->in % 16 || linear->out % 16))
-        return tsr_fail(TSR_ECONFIG,
-                        "%s: base_compute: fp8 needs widths that are multiples of 16, but %s "
-                        "is %llu x %llu; write base_compute: dtype",
-                        where, linear->path, (unsigned long long)linear->out,
-                        (unsigned long long)linear->in);
     return TSR_OK;
 }
 
-/* What e4m3 is made of, and what a GPU's matmuls of it take. */
+static tsr_status check_fp8_widths(const tsr_inputs *inputs, const char *path, uint64_t out,
+                                   uint64_t in)
+{
+    if (!inputs->cuda || (in % 16 == 0 && out % 16 == 0))
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: base_compute: fp8 needs widths that are multiples of 16, but %s is %llu x "
+                    "%llu; write base_compute: dtype",
+                    tsr_config_where(&inputs->config, "base_compute"), path,
+                    (unsigned long long)out, (unsigned long long)in);
+}
+
+/* What e4m3 is made of, and what a GPU's matmuls of it take. Experts that are not in NF4 are multiplied as without. */
 static tsr_status check_fp8(const tsr_inputs *inputs)
 {
-    for (int i = 0; i < inputs->layout.layer_count; i++)
-        for (int j = 0; j < tsr_layout_linears(&inputs->layout.unit[i]); j++)
-            TSR_TRY(check_fp8_linear(inputs, &inputs->layout.unit[i].linear[j]));
+    for (int i = 0; i < inputs->layout.layer_count; i++) {
+        const tsr_layout_unit *unit = &inputs->layout.unit[i];
+        for (int j = 0; j < tsr_layout_linears(unit); j++) {
+            const tsr_layout_linear *linear = &unit->linear[j];
+            TSR_TRY(check_fp8_linear(inputs, linear));
+            TSR_TRY(check_fp8_widths(inputs, linear->path, linear->out, linear->in));
+        }
+        for (int j = 0; j < tsr_layout_stacks(unit); j++) {
+            const tsr_layout_stack *stack = &unit->stack[j];
+            if (tsr_layout_stack_fp8(stack))
+                TSR_TRY(check_fp8_widths(inputs, stack->path, stack->out, stack->in));
+        }
+    }
     return TSR_OK;
 }
 

@@ -10,8 +10,8 @@
  * Sums     Tensor cores of Hopper add e4m3 products with fewer bits than fp32 has (about 14 of mantissa;
  *          DeepSeek-V3, 3.3.2). With `fast` all of k is added so; otherwise each few hundred products go
  *          into an fp32 register (cuBLASLt's FAST_ACCUM off). The CPU's are fp32 either way.
- * CUDA     A card of compute capability 8.9 or newer; on 9.0 by cuBLASLt 12.9 or newer, which has no scales by row on others:
- *          fp8_gemm_mma.cu. k and n are multiples of 16, A, B, C and the scales on 16 bytes, n at most
+ * CUDA     A card of compute capability 8.9 or newer. On 9.0 by cuBLASLt 12.9 or newer; on others, where that has no scales by
+ *          row, by fp8_gemm_mma.cu. k and n are multiples of 16, A, B, C and the scales on 16 bytes, n at most
  *          TSR_FP8_GEMM_MOST_ONES where scale_b is NULL. Else TSR_EUNSUPPORTED.
  * Cost     2 m n k FLOPs, at twice the rate of bf16; m k + k n bytes and (beta == 0 ? 1 : 2) m n elements
  *          of C moved.

@@ -62,7 +62,7 @@ struct tsr_blas {
     void *workspace;
     tsr_stream *last;                          /* stream that has the workspace */
     cublasLtMatmulDescOpaque_t description[4]; /* by TRANS_A and TRANS_B */
-    float *ones;        /* [TSR_FP8_GEMM_MOST_ONES]; NULL: no fp8_gemm here */
+    float *ones;        /* [TSR_FP8_GEMM_MOST_ONES]; NULL: cuBLASLt has none */
     char made_for[384]; /* device and library, the head of an export */
     uint64_t l2_bytes;
     double bf16_flops, f32_flops; /* a second, roughly */
@@ -112,7 +112,7 @@ tsr_status tsr_matmul_call(tsr_stream *stream, const tsr_gemm_args *args,
 cublasStatus_t tsr_matmul_describe_fp8(cublasLtMatmulDesc_t out, const tsr_matmul_key *key,
                                        const tsr_matmul_scales *scales);
 
-/* gemm_fp8.c: blas->ones, where fp8_gemm can run. */
+/* gemm_fp8.c: blas->ones, where cuBLASLt has fp8_gemm. */
 tsr_status tsr_blas_open_fp8(tsr_blas *blas, tsr_device *device);
 
 /* Whether this library and card take a shape of a list at all. */

@@ -1,6 +1,6 @@
 /*
- * gemm_fp8.c: contract fp8_gemm.h on a GPU: on Hopper by cuBLASLt: what it is told of e4m3 operands with a scale for
- * each row, and what must be there for it. Elsewhere by fp8_gemm_mma.cu. Algorithms are chosen, timed and kept as for gemm
+ * gemm_fp8.c: contract fp8_gemm.h on a GPU. On Hopper by cuBLASLt: what it is told of e4m3 operands with a scale for
+ * each row, and what must be there for it; elsewhere by fp8_gemm_mma.cu. Algorithms are chosen, timed and kept as for gemm
  * (gemm_cublaslt.c, gemm_tune.c): the dtype and `fast` are part of a shape.
  *
  * C^T = B A^T of cuBLASLt: its A is our B, transposed, and its B our A, which is the one layout that e4m3
@@ -83,8 +83,6 @@ static tsr_status check_library(void)
 tsr_status tsr_fp8_gemm_supported(tsr_device *device)
 {
     const tsr_cuda_properties *p = tsr_device_cuda_properties(device);
-    if (is_hopper(p))
-        return check_library();
     if (10 * p->major + p->minor < E4M3_ARCH)
         return tsr_fail(
             TSR_EUNSUPPORTED,
@@ -95,13 +93,13 @@ tsr_status tsr_fp8_gemm_supported(tsr_device *device)
                         "fp8_gemm needs code for compute capability 8.9 or newer, this build has "
                         "that of %d.%d: build with 89-virtual among TSR_CUDA_ARCHS",
                         p->arch / 10, p->arch % 10);
-    return TSR_OK;
+    return is_hopper(p) ? check_library() : TSR_OK;
 }
 
 tsr_status tsr_blas_open_fp8(tsr_blas *blas, tsr_device *device)
 {
     uint64_t bytes = TSR_FP8_GEMM_MOST_ONES * sizeof(float);
-    if (!is_hopper(tsr_device_cuda_properties(device)) || check_library() < 0)
+    if (!is_hopper(tsr_device_cuda_properties(device)) || tsr_fp8_gemm_supported(device) < 0)
         return TSR_OK; /* said when it is asked for */
     float *ones = malloc(bytes);
     if (!ones)
@@ -130,7 +128,7 @@ static bool aligned(const void *p)
     return (uintptr_t)p % GRAIN == 0;
 }
 
-static tsr_status judge_shape(const tsr_fp8_gemm_args *args)
+static tsr_status judge_shape(const tsr_fp8_gemm_args *args, const float *ones)
 {
     if (args->k % GRAIN || args->n % GRAIN)
         return tsr_fail(TSR_EUNSUPPORTED,
@@ -140,7 +138,7 @@ static tsr_status judge_shape(const tsr_fp8_gemm_args *args)
         !aligned(args->scale_b))
         return tsr_fail(TSR_EUNSUPPORTED,
                         "fp8_gemm: a matrix or a scale does not begin on 16 bytes, as a GPU needs");
-    if (!args->scale_b && args->n > TSR_FP8_GEMM_MOST_ONES)
+    if (ones && !args->scale_b && args->n > TSR_FP8_GEMM_MOST_ONES)
         return tsr_fail(TSR_EUNSUPPORTED, "fp8_gemm: n %lld without scale_b is more than %d",
                         (long long)args->n, TSR_FP8_GEMM_MOST_ONES);
     return TSR_OK;
@@ -152,7 +150,7 @@ tsr_status tsr_fp8_gemm_cuda(tsr_stream *stream, const tsr_fp8_gemm_args *args)
     TSR_TRY(tsr_fp8_gemm_check(args));
     if (!ones)
         TSR_TRY(tsr_fp8_gemm_supported(tsr_stream_device(stream)));
-    TSR_TRY(judge_shape(args));
+    TSR_TRY(judge_shape(args, ones));
     tsr_gemm_args shape = tsr_fp8_gemm_shape(args);
     if (args->m == 0 || args->n == 0)
         return TSR_OK;

@@ -184,7 +184,7 @@ static bool are_alike(const tsr_layer_programs *programs, const tsr_activation_o
     for (int i = 0; i < x->block->matrix_count; i++)
         same = same && same_traits(&left[i], &right[i]);
     for (int i = 0; i < x->block->stack_count; i++)
-        same = same && x->stack[i].r == y->stack[i].r;
+        same = same && same_traits(&left[tsr_stack_weight(i)], &right[tsr_stack_weight(i)]);
     return same;
 }
 

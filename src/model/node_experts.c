@@ -3,15 +3,19 @@
  * (kernels/grouped_gemm.h).
  *
  * NF4 and MXFP4 are decoded in the forward and again in the backward: for some experts at a time, or as a GPU's kernel
- * multiplies. With an fp8 base NF4 is decoded to e4m3, and rows are quantized for each matmul (kernels/grouped_fp8.h). Adapters are never merged, and add no pass over the results: s x A^T, or s dz B, is made first, and is more
- * summands of the same matmul. The gradients of A and B are sums over the rows of both, of which the forward keeps the first, or
- * the backward makes it again.
+ * multiplies. With an fp8 base NF4 is decoded to e4m3, and rows are quantized for each matmul (kernels/grouped_fp8.h).
+ *
+ * Adapters are never merged, and add no pass over the results: s x A^T, or s dz B, is made first, and is more summands of
+ * the same matmul. The gradients of A and B are sums over the rows of both, of which the forward keeps the first, or the
+ * backward makes it again.
  */
 #include "base/checked.h"
 #include "model/expert_parts.h"
 
 /* NF4 with double quantization. */
 #define NF4_BYTES (0.5 + 1.0 / 64)
+
+#define FP8_RATE 2 /* of the compute dtype's, about */
 
 /* Experts whose weights of `element` bytes are there at a time; and the bytes of these weights. */
 static int64_t group_of(const tsr_node *node, uint64_t element)
@@ -386,7 +390,7 @@ static void cost_adapters(const tsr_costing *c, const tsr_node *node, double row
     tsr_cost_both(c, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, least, here);
 }
 
-/* weights: of experts that have a row. In e4m3 the adapter's summands are a matmul of their own in the same kernel. */
+/* weights: of experts that have a row. In e4m3 the adapter's summands are in the compute dtype all the same. */
 static void cost_matmul(const tsr_costing *c, const tsr_node *node, double rows, double weights,
                         bool back)
 {
@@ -403,14 +407,12 @@ static void cost_matmul(const tsr_costing *c, const tsr_node *node, double rows,
     }
     double inner = back ? out : in, outer = back ? in : out;
     bool gathered = back == (node->kind == &tsr_node_combine);
-    const tsr_work_amount work = {products, rows * (inner + element * outer) + weights};
-    const tsr_work_amount added = {low, 0};
-    double read = (gathered ? c->layer->tokens : rows) * inner;
+    double elements = (gathered ? c->layer->tokens : rows) * inner;
+    const tsr_work_amount work = {products + FP8_RATE * low,
+                                  rows * (inner + element * outer) + weights};
     tsr_cost_both(c, term, TSR_WORK_MATMUL_FP8, work, work);
-    tsr_cost_both(c, back ? TSR_WORK_ADAPTERS_BACKWARD : TSR_WORK_ADAPTERS_FORWARD, TSR_WORK_ADDED,
-                  added, added);
-    tsr_cost_both(c, TSR_WORK_QUANTIZE, TSR_WORK_STREAM, (tsr_work_amount){0, read},
-                  (tsr_work_amount){0, read * (1 + element)});
+    tsr_cost_both(c, TSR_WORK_QUANTIZE, TSR_WORK_STREAM, (tsr_work_amount){0, elements},
+                  (tsr_work_amount){0, elements * (1 + element)});
 }
 
 void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind pass, bool dx)

@@ -20,7 +20,8 @@
  *
  * With an fp8 base its matmuls read one byte an element, its weights are decoded to as much, and x, once
  * for all linears that read it, and dz are quantized: at least that writes a byte where they are made; here
- * so for what norms and SwiGLU make, without dm, all else is read for it.
+ * so for what norms and SwiGLU make, without dm, all else is read for it. What goes to experts is quantized for each of
+ * their matmuls.
  */
 #ifndef TSR_MODEL_WORK_H
 #define TSR_MODEL_WORK_H
@@ -58,7 +59,7 @@ typedef enum {
     TSR_WORK_ATTEND,
     TSR_WORK_ATTEND_BACK,
     TSR_WORK_STREAM,   /* reads and writes */
-    TSR_WORK_DECODE,   /* NF4 to the compute dtype */
+    TSR_WORK_DECODE,   /* NF4 to the compute dtype, or to e4m3 */
     TSR_WORK_EXCHANGE, /* with other ranks: what arrives */
     TSR_WORK_KINDS
 } tsr_work_kind;

@@ -228,6 +228,40 @@ static void test_what_is_multiplied(void **state)
     assert_true(with != without && fabs(with / without - 1) < 1e-2);
 }
 
+/* Layers whose experts are stored otherwise have a program of their own. */
+static void test_a_layer_left_out(void **state)
+{
+    char text[1024];
+    const tsr_job_options options = {
+        .size = sizeof options, .config_text = text, .purpose = TSR_JOB_TRAIN};
+    tsr_job *job;
+    tsr_layer_programs *programs;
+    tsr_keep keep[3] = {TSR_KEEP_ALL, TSR_KEEP_ALL, TSR_KEEP_ALL};
+    (void)state;
+    snprintf(
+        text, sizeof text,
+        "model_name_or_path: " TSR_SOURCE_DIR
+        "/tests/golden/families/mixtral/checkpoint\ndataset: %s\nbackend: cpu\nbase_compute: fp8\n"
+        "output_dir: %s\noverwrite_output_dir: true\n",
+        scratch_path("train.jsonl"), scratch_path("output"));
+    if (tsr_job_create(&job, &options) < 0 || tsr_job_start(job) < 0)
+        fail_msg("%s", tsr_last_error());
+    tsr_model_options model = job->model->options;
+    model.keep = keep;
+    for (int left_out = 1; left_out <= 2; left_out++) {
+        tsr_layout_stack *stack = job->inputs.layout.unit[left_out].stack;
+        const int at = tsr_stack_weight(0);
+        stack[0].quantized = false;
+        assert_int_equal(tsr_model_programs(&programs, &model), TSR_OK);
+        assert_false(tsr_layer_program_of(programs, left_out)->traits[at].fp8);
+        assert_true(tsr_layer_program_of(programs, left_out)->traits[at + 1].fp8);
+        assert_true(tsr_layer_program_of(programs, 3 - left_out)->traits[at].fp8);
+        tsr_layer_programs_free(programs);
+        stack[0].quantized = true;
+    }
+    tsr_job_destroy(job);
+}
+
 static void test_fp8(void **state)
 {
     (void)state;
@@ -355,6 +389,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_experts_alone),
         cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_what_is_multiplied),
+        cmocka_unit_test(test_a_layer_left_out),
         cmocka_unit_test(test_fp8),
         cmocka_unit_test(test_faster),
         cmocka_unit_test(test_resume),

@@ -3,6 +3,7 @@
  * by another implementation of the same formulas, and against sums by hand.
  */
 #include "llama_layer.h"
+#include "model/expert_parts.h"
 #include "support/llama.h"
 
 #include <jansson.h>
@@ -540,6 +541,77 @@ static void test_lowest(void **state)
     assert_true(s.least.flops == 2 * 128 * 8 * (2 * 256 + 704)); /* dB and dS, dA */
 }
 
+/* ---- experts ---- */
+
+#define MOST_OPS 16
+
+typedef struct {
+    tsr_work_op op[MOST_OPS];
+    int count;
+} op_list;
+
+static void list_op(void *user, const tsr_work_op *op)
+{
+    op_list *list = user;
+    assert_true(list->count < MOST_OPS);
+    list->op[list->count++] = *op;
+}
+
+static const tsr_work_op *only(const op_list *list, tsr_work_kind kind, tsr_work_term term)
+{
+    const tsr_work_op *found = NULL;
+    for (int i = 0; i < list->count; i++)
+        if (list->op[i].kind == kind && list->op[i].term == term) {
+            assert_null(found);
+            found = &list->op[i];
+        }
+    return found;
+}
+
+/* 100 tokens, 2 of 8 experts each, 64 in and 96 out: rows in e4m3 are written once, of tokens where those are gathered, which
+ * gate and up do forward and down backward; the adapter's products count double. */
+static void test_experts_in_fp8(void **state)
+{
+    enum { T = 100, ROWS = 2 * T, IN = 64, OUT = 96, WEIGHT = IN * OUT };
+    static tsr_block block;
+    static const tsr_layer_program program = {.block = &block};
+    (void)state;
+    for (int way = 0; way < 8; way++) {
+        bool down = way & 1, back = way & 2, fp8 = way & 4;
+        for (int r = 0; r <= 4; r += 4) {
+            const tsr_node node = {
+                .kind = down ? &tsr_node_combine : &tsr_node_experts,
+                .spec.experts = {.experts = 8, .chosen = 2, .in = IN, .out = OUT}};
+            const tsr_work_layer layer = {.program = &program,
+                                          .stack = {{.r = r, .nf4 = true, .fp8 = fp8}},
+                                          .element = 2,
+                                          .fp8 = fp8,
+                                          .tokens = T};
+            op_list list = {.count = 0};
+            const tsr_costing c = {.layer = &layer, .call = list_op, .user = &list};
+            tsr_cost_experts(&c, &node, back ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD, true);
+            double inner = back ? OUT : IN, outer = back ? IN : OUT;
+            double products = 2.0 * ROWS * WEIGHT, low = 2.0 * ROWS * r * outer;
+            tsr_work_term term = back ? TSR_WORK_LINEARS_BACKWARD : TSR_WORK_LINEARS_FORWARD;
+            const tsr_work_op *op = only(&list, fp8 ? TSR_WORK_MATMUL_FP8 : TSR_WORK_MATMUL, term);
+            assert_non_null(op);
+            assert_true(op->here.flops == products + (fp8 ? 2 : 1) * low);
+            assert_true(op->here.bytes == (fp8 ? ROWS * (inner + 2 * outer) + 8 * WEIGHT
+                                               : 2 * (ROWS * (inner + outer) + 8 * WEIGHT)));
+            assert_true(op->least.flops == op->here.flops && op->least.bytes == op->here.bytes);
+            op = only(&list, TSR_WORK_DECODE, TSR_WORK_NF4);
+            assert_non_null(op);
+            assert_true(op->here.bytes == 8 * WEIGHT * (0.5 + 1.0 / 64 + (fp8 ? 1 : 2)));
+            op = only(&list, TSR_WORK_STREAM, TSR_WORK_QUANTIZE);
+            assert_true((op != NULL) == fp8);
+            if (fp8) {
+                assert_true(op->least.bytes == (down == back ? T : ROWS) * inner);
+                assert_true(op->here.bytes == 3 * op->least.bytes);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -548,6 +620,7 @@ int main(void)
         cmocka_unit_test(test_norms),           cmocka_unit_test(test_passes_over_dy),
         cmocka_unit_test(test_dropout),         cmocka_unit_test(test_dropout_of_merged),
         cmocka_unit_test(test_recompute),       cmocka_unit_test(test_decoding_again),
-        cmocka_unit_test(test_fp8_gradients),   cmocka_unit_test(test_lowest)};
+        cmocka_unit_test(test_fp8_gradients),   cmocka_unit_test(test_lowest),
+        cmocka_unit_test(test_experts_in_fp8)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
