@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "inputs/earlier.h"
 #include "inputs/experts.h"
+#include "inputs/fp8.h"
 #include "inputs/kind.h"
 #include "inputs/objective.h"
 #include "inputs/positions.h"
@@ -92,54 +93,6 @@ static tsr_status open_checkpoint(tsr_inputs *inputs, bool planned)
     tsr_log(TSR_LOG_INFO, "%s has no weights: planned for what its config.json describes, in %s",
             directory, tsr_dtype_name(inputs->model.dtype));
     return tsr_model_describe(&inputs->checkpoint, directory, &inputs->model);
-}
-
-static tsr_status check_fp8_linear(const tsr_inputs *inputs, const tsr_layout_linear *linear)
-{
-    const char *where = tsr_config_where(&inputs->config, "base_compute");
-    if (!linear->quantized && inputs->model.prequantized)
-        return tsr_fail(TSR_ECONFIG,
-                        "%s: base_compute: fp8 is made from a base in NF4, but the checkpoint "
-                        "left %s unquantized (llm_int8_skip_modules); write base_compute: "
-                        "dtype, or quantize the original model whole",
-                        where, linear->path);
-    if (!linear->quantized)
-        return tsr_fail(TSR_ECONFIG,
-                        "%s: base_compute: fp8 is made from a base in NF4, but %s is not "
-                        "quantized; write load_in_4bit: true, or base_compute: dtype",
-                        where, linear->path);
-    return TSR_OK;
-}
-
-static tsr_status check_fp8_widths(const tsr_inputs *inputs, const char *path, uint64_t out,
-                                   uint64_t in)
-{
-    if (!inputs->cuda || (in % 16 == 0 && out % 16 == 0))
-        return TSR_OK;
-    return tsr_fail(TSR_ECONFIG,
-                    "%s: base_compute: fp8 needs widths that are multiples of 16, but %s is %llu x "
-                    "%llu; write base_compute: dtype",
-                    tsr_config_where(&inputs->config, "base_compute"), path,
-                    (unsigned long long)out, (unsigned long long)in);
-}
-
-/* What e4m3 is made of, and what a GPU's matmuls of it take. Experts that are not in NF4 are multiplied as without. */
-static tsr_status check_fp8(const tsr_inputs *inputs)
-{
-    for (int i = 0; i < inputs->layout.layer_count; i++) {
-        const tsr_layout_unit *unit = &inputs->layout.unit[i];
-        for (int j = 0; j < tsr_layout_linears(unit); j++) {
-            const tsr_layout_linear *linear = &unit->linear[j];
-            TSR_TRY(check_fp8_linear(inputs, linear));
-            TSR_TRY(check_fp8_widths(inputs, linear->path, linear->out, linear->in));
-        }
-        for (int j = 0; j < tsr_layout_stacks(unit); j++) {
-            const tsr_layout_stack *stack = &unit->stack[j];
-            if (tsr_layout_stack_fp8(stack))
-                TSR_TRY(check_fp8_widths(inputs, stack->path, stack->out, stack->in));
-        }
-    }
-    return TSR_OK;
 }
 
 /* The mean slope of capped logits differs by row, so that their gradient would be another product. */
@@ -277,7 +230,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(tsr_inputs_open_router_bias(inputs));
     TSR_TRY(group_units(&inputs->layout, config));
     if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE)
-        TSR_TRY(check_fp8(inputs));
+        TSR_TRY(tsr_inputs_check_fp8(inputs));
     return planned ? TSR_OK : sample_weights(inputs);
 }
 
