@@ -3,6 +3,7 @@
  * operation, within two seconds of the deadline; and nothing is left of the job.
  */
 #include "multi/cli.h"
+#include "multi/deadline.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -10,8 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DEADLINE 3 /* peer.c's */
-#define RANKS    3
+#define RANKS 3
 
 static pid_t pid_of(int rank)
 {
@@ -98,11 +98,13 @@ static void other_kernels(void)
 static void never_meets(void)
 {
     cli_output output;
+    char waited[64];
+    snprintf(waited, sizeof waited, " has waited %d s for rank 1 after MPI started", DEADLINE);
     cli_name("never meets");
     cli_case_begin(CLI_TINY_LLAMA);
     cli_run(&output, RANKS, "if [ $RANK = 1 ]; then exec \"$1\" bystander; fi; exec \"$@\"",
             "stop -1");
-    if (output.code != 71 || !strstr(output.err, " has waited 3 s for rank 1 after MPI started"))
+    if (output.code != 71 || !strstr(output.err, waited))
         cli_fail("exit code %d\n%s", output.code, output.err);
     if (output.seconds > DEADLINE + 5)
         cli_fail("ended after %.1f s", output.seconds);

@@ -6,6 +6,7 @@
  * A bystander starts MPI and does nothing more. Each of the others says how long after that it came to its end, and with what message, and ends
  * with its exit code.
  */
+#include "deadline.h"
 #include "tessera.h"
 
 #include <mpi.h>
@@ -16,7 +17,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DEADLINE  3 /* cli_peers.c knows it */
 #define LAST_STEP 5
 
 static double now(void)
