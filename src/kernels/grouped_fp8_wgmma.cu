@@ -252,18 +252,6 @@ static __device__ __forceinline__ void add_low(float c[GROUPS_OF_8][4], const fp
     }
 }
 
-/* Of a tile in which the group has no rows. */
-static __device__ __forceinline__ __attribute__((unused)) void pass(const fp8_work *work,
-                                                                    grouped_ring *ring)
-{
-    for (int chunk = 0; chunk < work->chunks; chunk++) {
-        tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
-        __syncwarp(); /* no lane still waits for a stage that the first has left */
-        leave_stage(ring->empty + 8 * ring->stage);
-        next_stage<STAGES>(ring);
-    }
-}
-
 template <bool BACKWARD, bool GATHER, bool FAST>
 static __device__ __forceinline__ void one_tile(const fp8_work *work, grouped_ring *ring, int group,
                                                 fp8_place *place)
@@ -301,7 +289,7 @@ static __device__ __forceinline__ void multiply(const fp8_work *work, grouped_ri
         if (place.tile.row_end - place.tile.row > group * GROUP_ROWS) {
             one_tile<BACKWARD, GATHER, FAST>(work, &ring, group, &place);
         } else {
-            pass(work, &ring);
+            pass_stages<STAGES>(&ring, work->chunks);
             find_next(&place, work);
         }
         place.lead = -1;
@@ -334,20 +322,9 @@ grouped(const tsr_grouped_fp8_args *args, const grouped_maps *maps)
     extern __shared__ __align__(16) char memory[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES + 1];
     __shared__ tsr_expert_starts starts;
-    grouped_ring ring = {};
     fp8_work work = work_of<BACKWARD>(args, &starts);
-    ring.data = (tsr_shared_address(memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    ring.full = tsr_shared_address(barriers);
-    ring.empty = ring.full + 8 * STAGES;
-    ring.lead = ring.empty + 8 * STAGES;
-    if (threadIdx.x == 0) {
-        for (unsigned i = 0; i < STAGES; i++) {
-            tsr_barrier_init(ring.full + 8 * i, GATHER ? TSR_WARPGROUP + 1 : 1);
-            tsr_barrier_init(ring.empty + 8 * i, GROUPS * TSR_WARPGROUP / TSR_WARP);
-        }
-        tsr_barrier_init(ring.lead, TSR_WARPGROUP / TSR_WARP);
-        tsr_barrier_made();
-    }
+    grouped_ring ring =
+        ring_begin<STAGES>(memory, barriers, GATHER ? TSR_WARPGROUP + 1 : 1, GROUPS);
     tsr_expert_count(&starts, &args->gemm.rows, args->gemm.first, (int)args->gemm.count, ROWS);
     if (threadIdx.x < GROUPS * TSR_WARPGROUP) {
         TSR_REGISTERS_UP(224);

@@ -327,18 +327,6 @@ static __device__ __forceinline__ void product(float c[32][4], const grouped_wor
     leave_stage(before);
 }
 
-/* Of a tile in which the group has no rows. */
-static __device__ __forceinline__ __attribute__((unused)) void pass(const grouped_work *work,
-                                                                    grouped_ring *ring)
-{
-    for (int chunk = 0; chunk < work->chunks; chunk++) {
-        tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
-        __syncwarp(); /* no lane still waits for a stage that the first has left */
-        leave_stage(ring->empty + 8 * ring->stage);
-        next_stage<STAGES>(ring);
-    }
-}
-
 /* A warp's rows of a tile: 16, or of each block 16. */
 template <bool CODES, int BLOCKS>
 static __device__ __forceinline__ __attribute__((unused)) void
@@ -369,7 +357,7 @@ static __device__ __forceinline__ void multiply(const grouped_work *work, groupe
         float c[32][4];
         int rows = place.tile.row_end - place.tile.row - group * GROUP_ROWS(CODES);
         if (rows <= 0) {
-            pass(work, &ring);
+            pass_stages<STAGES>(&ring, work->chunks);
             find_next<CODES>(&place, work);
         } else if (CODES && rows > BLOCK_ROWS) {
             product<BACKWARD, GATHER, CODES, 2>(c, work, &ring, group, &place);
@@ -414,20 +402,8 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps, const tsr_g
     __shared__ __align__(8) uint64_t barriers[2 * STAGES + 1];
     __shared__ tsr_expert_starts starts;
     __shared__ tsr_codes_tables tables;
-    grouped_ring ring = {};
     grouped_work work = work_of<BACKWARD, CODES>(args, &starts);
-    ring.data = (tsr_shared_address(memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    ring.full = tsr_shared_address(barriers);
-    ring.empty = ring.full + 8 * STAGES;
-    ring.lead = ring.empty + 8 * STAGES;
-    if (threadIdx.x == 0) {
-        for (unsigned i = 0; i < STAGES; i++) {
-            tsr_barrier_init(ring.full + 8 * i, arrivals<GATHER, CODES>());
-            tsr_barrier_init(ring.empty + 8 * i, GROUPS * TSR_WARPGROUP / TSR_WARP);
-        }
-        tsr_barrier_init(ring.lead, TSR_WARPGROUP / TSR_WARP);
-        tsr_barrier_made();
-    }
+    grouped_ring ring = ring_begin<STAGES>(memory, barriers, arrivals<GATHER, CODES>(), GROUPS);
     if (CODES)
         tsr_codes_begin(&tables, codes);
     tsr_expert_count(&starts, &args->rows, args->first, (int)args->count, ROWS(CODES));

@@ -310,20 +310,8 @@ grouped(const tsr_grouped_gemm_args *args, const grouped_maps *maps)
     extern __shared__ __align__(16) char memory[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES + 1];
     __shared__ tsr_expert_cuts cuts;
-    grouped_ring ring = {};
     grouped_work work = work_of<BACKWARD>(args, &cuts);
-    ring.data = (tsr_shared_address(memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    ring.full = tsr_shared_address(barriers);
-    ring.empty = ring.full + 8 * STAGES;
-    ring.lead = ring.empty + 8 * STAGES;
-    if (threadIdx.x == 0) {
-        for (unsigned i = 0; i < STAGES; i++) {
-            tsr_barrier_init(ring.full + 8 * i, 1);
-            tsr_barrier_init(ring.empty + 8 * i, GROUPS * TSR_WARPGROUP / TSR_WARP);
-        }
-        tsr_barrier_init(ring.lead, TSR_WARPGROUP / TSR_WARP);
-        tsr_barrier_made();
-    }
+    grouped_ring ring = ring_begin<STAGES>(memory, barriers, 1, GROUPS);
     /* The keys lie where stages will. */
     tsr_expert_cut_all(&cuts, (uint32_t *)memory, &args->rows, args->first, (int)args->count);
     tsr_bulk_written();

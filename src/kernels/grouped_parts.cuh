@@ -38,6 +38,41 @@ static __device__ __forceinline__ __attribute__((unused)) void leave_stage(uint3
         tsr_barrier_arrive(empty);
 }
 
+/* One thread makes the barriers [2 STAGES + 1] of a ring in `memory`: `arrivals` fill a stage, and the warps of `groups` that
+ * multiply leave it. All threads call, and go on after a barrier of the block. */
+template <int STAGES>
+static __device__ __forceinline__ __attribute__((unused)) grouped_ring
+ring_begin(const void *memory, const uint64_t *barriers, unsigned arrivals, unsigned groups)
+{
+    grouped_ring ring = {};
+    ring.data = (tsr_shared_address(memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    ring.full = tsr_shared_address(barriers);
+    ring.empty = ring.full + 8 * STAGES;
+    ring.lead = ring.empty + 8 * STAGES;
+    if (threadIdx.x == 0) {
+        for (unsigned i = 0; i < STAGES; i++) {
+            tsr_barrier_init(ring.full + 8 * i, arrivals);
+            tsr_barrier_init(ring.empty + 8 * i, groups * TSR_WARPGROUP / TSR_WARP);
+        }
+        tsr_barrier_init(ring.lead, TSR_WARPGROUP / TSR_WARP);
+        tsr_barrier_made();
+    }
+    return ring;
+}
+
+/* By a group that has no rows of a tile: its chunks. */
+template <int STAGES>
+static __device__ __forceinline__ __attribute__((unused)) void pass_stages(grouped_ring *ring,
+                                                                           int chunks)
+{
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        tsr_barrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        __syncwarp(); /* no lane still waits for a stage that the first has left */
+        leave_stage(ring->empty + 8 * ring->stage);
+        next_stage<STAGES>(ring);
+    }
+}
+
 /* Of a stage. */
 typedef struct {
     uint64_t left, right;
