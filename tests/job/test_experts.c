@@ -19,8 +19,13 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
+#define FAMILIES TSR_SOURCE_DIR "/tests/golden/families"
+
 /* Of 3 layers, the second of which is dense, and 1 chunk of the head. */
-#define MODEL TSR_SOURCE_DIR "/tests/golden/families/qwen3_moe/checkpoint"
+#define MODEL FAMILIES "/qwen3_moe/checkpoint"
+
+/* Its widths are multiples of 16, as a GPU's fp8 base wants them; of 2 layers. */
+#define WIDE_MODEL FAMILIES "/gpt_oss/checkpoint"
 
 static const struct {
     int ranks;
@@ -48,23 +53,25 @@ static const struct {
 };
 
 /* fine: a size of units that cuts layers. */
-static void configure(char out[4096], const char *keys, const char *use, const char *fine)
+static void configure(char out[4096], const char *model, const char *keys, const char *use,
+                      const char *fine)
 {
     char text[1024];
     const char *hole = strstr(use, "fine");
     snprintf(text, sizeof text, "%.*s%s%s", hole ? (int)(hole - use) : (int)strlen(use), use,
              hole ? fine : "", hole ? hole + strlen("fine") : "");
     snprintf(out, 4096,
-             "max_steps: 3\nlearning_rate: 1e-2\ntotal_batch_size: 4\nmodel_name_or_path: " MODEL
-             "\ndataset: %s\nlora_r: 4\n%s%s",
-             scratch_path("train.jsonl"), keys, text);
+             "max_steps: 3\nlearning_rate: 1e-2\ntotal_batch_size: 4\nmodel_name_or_path: %s\n"
+             "dataset: %s\nlora_r: 4\n%s%s",
+             model, scratch_path("train.jsonl"), keys, text);
 }
 
-static void run_adapter(const char *name, const char *keys, const char *fine)
+static void run_adapter(const char *name, const char *model, const char *keys, const char *fine)
 {
+    const bool counted = !strcmp(model, MODEL);
     char config[4096], what[512];
     job_result reference, result;
-    configure(config, keys, "", fine);
+    configure(config, model, keys, "", fine);
     job_run(&reference, 1, config);
     if (reference.status != 0)
         fail_msg("%s: %s", name, reference.message);
@@ -74,16 +81,16 @@ static void run_adapter(const char *name, const char *keys, const char *fine)
         int ranks = uses[u].ranks;
         if (job_ranks(ranks) != ranks)
             continue;
-        configure(config, keys, uses[u].config, fine);
+        configure(config, model, keys, uses[u].config, fine);
         snprintf(what, sizeof what, "%s on %d ranks with {%s}", name, ranks, uses[u].config);
         job_run(&result, ranks, config);
         if (result.status != 0)
             fail_msg("%s: %s", what, result.message);
         job_assert_plan(&result, ranks, what);
         job_assert_same(&reference, &result, what);
-        if (uses[u].units)
+        if (counted && uses[u].units)
             assert_int_equal(result.memory[0].info.unit_count, uses[u].units);
-        else
+        else if (counted)
             assert_true(result.memory[0].info.unit_count > 4);
         job_result_free(&result);
     }
@@ -93,10 +100,10 @@ static void run_adapter(const char *name, const char *keys, const char *fine)
 static void test_attention(void **state)
 {
     (void)state;
-    run_adapter("LoRA on attention",
+    run_adapter("LoRA on attention", MODEL,
                 "lora_target_modules: [q_proj, k_proj, v_proj, o_proj]\nlora_dropout: 0.1\n",
                 "32KiB");
-    run_adapter("DoRA on attention",
+    run_adapter("DoRA on attention", MODEL,
                 "lora_target_modules: [q_proj, v_proj]\nuse_dora: true\nload_in_4bit: false\n",
                 "80KiB");
 }
@@ -104,23 +111,24 @@ static void test_attention(void **state)
 static void test_all(void **state)
 {
     (void)state;
-    run_adapter("LoRA on all linears and experts", "lora_target_modules: all-linear\n", "80KiB");
+    run_adapter("LoRA on all linears and experts", MODEL, "lora_target_modules: all-linear\n",
+                "80KiB");
 }
 
 static void test_experts_alone(void **state)
 {
     (void)state;
-    run_adapter("LoRA on experts alone",
+    run_adapter("LoRA on experts alone", MODEL,
                 "lora_target_modules: null\nlora_target_parameters: [mlp.experts.gate_up_proj, "
                 "mlp.experts.down_proj]\n",
                 "80KiB");
-    run_adapter("LoRA on down",
+    run_adapter("LoRA on down", MODEL,
                 "lora_target_modules: null\nlora_target_parameters: [mlp.experts.down_proj]\n",
                 "40KiB");
 }
 
 /* Micro-batches longer than a tile, which one rank has or several share. */
-static void run_tiles(const char *more)
+static void run_tiles(const char *model, const char *more)
 {
     static const struct {
         int ranks;
@@ -138,14 +146,14 @@ static void run_tiles(const char *more)
              "context_span: %d\nper_device_train_batch_size: 2\nlora_target_modules: all-linear\n"
              "router_aux_loss_coef: 0.1\nmoe_capacity_factor: 1.5\n%s",
              job_tokens(16), more);
-    configure(config, keys, "", "");
+    configure(config, model, keys, "", "");
     job_run(&reference, 1, config);
     if (reference.status != 0)
         fail_msg("%s", reference.message);
     for (size_t i = 0; i < COUNT(ways); i++) {
         if (job_ranks(ways[i].ranks) != ways[i].ranks)
             continue;
-        configure(config, keys, ways[i].config, "");
+        configure(config, model, keys, ways[i].config, "");
         job_run(&result, ways[i].ranks, config);
         if (result.status != 0)
             fail_msg("{%s}: %s", ways[i].config, result.message);
@@ -159,9 +167,9 @@ static void run_tiles(const char *more)
 static void test_tiles(void **state)
 {
     (void)state;
-    run_tiles("");
+    run_tiles(MODEL, "");
     if (job_has_fp8())
-        run_tiles("base_compute: fp8\n");
+        run_tiles(WIDE_MODEL, "base_compute: fp8\n");
 }
 
 /* ---- an fp8 base ---- */
@@ -267,7 +275,7 @@ static void test_fp8(void **state)
     (void)state;
     if (!job_has_fp8())
         skip();
-    run_adapter("LoRA on everything, fp8 base",
+    run_adapter("LoRA on everything, fp8 base", WIDE_MODEL,
                 "lora_target_modules: all-linear\nbase_compute: fp8\n", "80KiB");
 }
 
@@ -328,14 +336,15 @@ static void test_resume(void **state)
     job_result whole, first, second;
     int ranks = job_ranks(3);
     const job_event stop = {.rank = ranks - 1, .stop_after = 1};
-    configure(config, "", "", "");
+    configure(config, MODEL, "", "", "");
     job_run(&whole, 1, config);
-    configure(config, "", "unit_policy: [self_attn, mlp.experts]\n", "");
+    configure(config, MODEL, "", "unit_policy: [self_attn, mlp.experts]\n", "");
     job_run_in(&first, ranks, config, "stopped", &stop);
     if (first.status != 0)
         fail_msg("%s", first.message);
     assert_true(first.stopped);
-    configure(config, "", "resume_from_checkpoint: true\ngradient_checkpointing: full\n", "");
+    configure(config, MODEL, "", "resume_from_checkpoint: true\ngradient_checkpointing: full\n",
+              "");
     job_run_in(&second, job_ranks(2), config, "stopped", NULL);
     if (second.status != 0)
         fail_msg("%s", second.message);
@@ -362,7 +371,7 @@ static void test_refused(void **state)
     for (size_t i = 0; i < COUNT(refused); i++) {
         char config[4096];
         job_result result;
-        configure(config, "", refused[i].keys, "");
+        configure(config, MODEL, "", refused[i].keys, "");
         job_run(&result, 1, config);
         assert_int_equal(result.status, TSR_ECONFIG);
         for (int j = 0; j < 2; j++)
