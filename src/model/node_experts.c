@@ -402,7 +402,7 @@ static void cost_matmul(const tsr_costing *c, const tsr_node *node, double rows,
     double products = 2 * rows * in * out;
     if (!stack->fp8) {
         const tsr_work_amount work = {products + low, element * (rows * (in + out) + weights)};
-        tsr_cost_both(c, term, TSR_WORK_MATMUL, work, work);
+        tsr_cost_both(c, term, TSR_WORK_GROUPED, work, work);
         return;
     }
     double inner = back ? out : in, outer = back ? in : out;
@@ -410,7 +410,7 @@ static void cost_matmul(const tsr_costing *c, const tsr_node *node, double rows,
     double elements = (gathered ? c->layer->tokens : rows) * inner;
     const tsr_work_amount work = {products + FP8_RATE * low,
                                   rows * (inner + element * outer) + weights};
-    tsr_cost_both(c, term, TSR_WORK_MATMUL_FP8, work, work);
+    tsr_cost_both(c, term, TSR_WORK_GROUPED_FP8, work, work);
     tsr_cost_both(c, TSR_WORK_QUANTIZE, TSR_WORK_STREAM, (tsr_work_amount){0, elements},
                   (tsr_work_amount){0, elements * (1 + element)});
 }

@@ -19,7 +19,7 @@ double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
     const tsr_work_amount *work = reached > 0 ? &op->here : &op->least;
     if (reached > 0 && op->least_only)
         return 0;
-    if (op->kind == TSR_WORK_MATMUL_FP8)
+    if (op->kind == TSR_WORK_MATMUL_FP8 || op->kind == TSR_WORK_GROUPED_FP8)
         rate = rates->matmul_fp8;
     if (op->kind == TSR_WORK_ATTEND)
         rate = rates->attention_forward;

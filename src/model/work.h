@@ -53,6 +53,8 @@ const char *tsr_work_term_name(tsr_work_term term);
 typedef enum {
     TSR_WORK_MATMUL,
     TSR_WORK_MATMUL_FP8,
+    TSR_WORK_GROUPED, /* the matmuls of experts */
+    TSR_WORK_GROUPED_FP8,
     TSR_WORK_NARROW, /* a matmul with the rank as one side */
     TSR_WORK_ADDED,  /* a product of rank r, added to or under the base's */
     TSR_WORK_MERGED, /* a product of rank r, added to the base's weight */

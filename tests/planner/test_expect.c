@@ -1,7 +1,7 @@
 /*
  * The expected time of a step against the steps measured on 1, 2 and 4 H200, from the roofs of the same
  * file. A table of all goes to stdout (docs/time.md). Efficiencies and slowdowns come from
- * other measurements (speeds.c).
+ * other measurements, but where speeds.c says so.
  */
 #include "planner/expect.h"
 #include "support/llama.h"
@@ -17,10 +17,11 @@
 
 #include <cmocka.h>
 
-#define RESULTS    TSR_SOURCE_DIR "/bench/results/"
-#define MOST_ERROR 0.04 /* of any row */
-#define MOST_MEAN  0.02 /* of all, without their signs */
-#define LEAST      1024 /* tokens of a micro-batch; of fewer the model says up to 7 % too little */
+#define RESULTS     TSR_SOURCE_DIR "/bench/results/"
+#define MOST_ERROR  0.04 /* of any row */
+#define MOST_MEAN   0.02 /* of all, without their signs */
+#define MOST_OTHERS 6    /* layers of a plan whose activations go elsewhere than they did */
+#define LEAST       1024 /* tokens of a micro-batch; of fewer the model says up to 7 % too little */
 
 static const struct {
     const char *name;
@@ -41,12 +42,29 @@ static const char *word(const json_t *object, const char *key)
     return found ? found : "";
 }
 
+/* A model of examples/shapes with another number of layers. */
+static void write_example(const char *shape, int layers)
+{
+    char path[512];
+    json_error_t error;
+    snprintf(path, sizeof path, "%s/examples/shapes/%s/config.json", TSR_SOURCE_DIR, shape);
+    json_t *config = json_load_file(path, 0, &error);
+    assert_non_null(config);
+    json_object_set_new(config, "num_hidden_layers", json_integer(layers));
+    assert_int_equal(json_dump_file(config, scratch_path("config.json"), 0), 0);
+    json_decref(config);
+}
+
 static void write_model(const char *shape, int layers)
 {
     char text[1024];
-    int k = 0;
-    while (strcmp(shapes[k].name, shape) != 0)
+    size_t k = 0, count = sizeof shapes / sizeof *shapes;
+    while (k < count && strcmp(shapes[k].name, shape) != 0)
         k++;
+    if (k == count) {
+        write_example(shape, layers);
+        return;
+    }
     snprintf(
         text, sizeof text,
         "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":%d,"
@@ -197,6 +215,35 @@ static double updated_first_more(const tsr_inputs *inputs, const tsr_decision *d
 #define MADE_AGAIN    2 /* x A^T, by every backward */
 #define UPDATED_FIRST 4 /* the whole optimizer state, where it is in host memory */
 
+static bool has_budget(const json_t *run)
+{
+    return *word(run, "memory_budget") && strcmp(word(run, "memory_budget"), "auto") != 0;
+}
+
+/* Of a budget what the arena took: there is nothing beside it on a CPU. Without one nothing else went to host memory. */
+static void add_budget(char *text, size_t size, const json_t *run)
+{
+    size_t length = strlen(text);
+    text += length;
+    size -= length;
+    if (has_budget(run))
+        snprintf(text, size, "memory_budget: %.0fB\n",
+                 number(json_object_get(run, "memory"), "arena_planned_bytes"));
+    else
+        snprintf(text, size, "%s%s",
+                 overrides(run, "activation_offloading") ? "" : "activation_offloading: false\n",
+                 overrides(run, "optimizer_offload") ? "" : "optimizer_offload: false\n");
+}
+
+/* Within a budget what layers keep, and where, is chosen again, for the workspaces of a CPU: almost as it was. */
+static void check_plan(const tsr_decision *d, const json_t *plan)
+{
+    assert_int_equal(d->resident_count, (int)number(plan, "resident_units"));
+    assert_int_equal(d->selective_count, (int)number(plan, "selective_layers"));
+    assert_int_equal(d->full_count, (int)number(plan, "full_layers"));
+    assert_true(fabs(d->offloaded_count - number(plan, "offloaded_layers")) <= MOST_OTHERS);
+}
+
 static double expect_run(const json_t *run, const tsr_speeds *speeds, int then)
 {
     char text[1024];
@@ -208,18 +255,19 @@ static double expect_run(const json_t *run, const tsr_speeds *speeds, int then)
     snprintf(text, sizeof text,
              "model_name_or_path: %s\noutput_dir: out\nbackend: cpu\nlora_r: %d\nuse_dora: %s\n"
              "per_device_train_batch_size: %d\nmax_length: %d\ngradient_checkpointing: %s\n"
-             "offload: %s\nresident_units: %d\n%s%s",
+             "offload: %s\nresident_units: %d\n",
              scratch_path(""), (int)number(run, "r"),
              strcmp(word(run, "adapter"), "dora") ? "false" : "true", (int)number(run, "batch"),
              (int)number(run, "length"),
              !strcmp(recompute, "none")   ? "false"
              : !strcmp(recompute, "full") ? "true"
                                           : recompute,
-             word(run, "offload"), (int)number(json_object_get(run, "plan"), "resident_units"),
-             overrides(run, "activation_offloading") ? "" : "activation_offloading: false\n",
-             overrides(run, "optimizer_offload") ? "" : "optimizer_offload: false\n");
+             word(run, "offload"), (int)number(json_object_get(run, "plan"), "resident_units"));
+    add_budget(text, sizeof text, run);
     add_overrides(text, sizeof text, run);
     decide_on(&decision, &inputs, text, ranks, ranks, TSR_BUDGET_UNKNOWN, speeds);
+    if (has_budget(run))
+        check_plan(&decision, json_object_get(run, "plan"));
     double seconds = decision.expected.simulation.step;
     if (then & FACTORED)
         seconds += factored_more(&inputs, &decision, speeds);
@@ -284,7 +332,9 @@ static void test_measured_steps(void **state)
     count += check_file(&sum, RESULTS "h200_timeline.json", 0);
     count += check_file(&sum, RESULTS "h200_fp8.json", 0);
     count += check_file(&sum, RESULTS "h200_sweep.json", 0);
-    assert_int_equal(count, 147);
+    count += check_file(&sum, RESULTS "h200_experts.json", 0);
+    count += check_file(&sum, RESULTS "h200_experts_fp8.json", 0);
+    assert_int_equal(count, 165);
     printf("mean error %.1f %%\n", 100 * sum / count);
     assert_true(sum / count < MOST_MEAN);
 }
