@@ -1,7 +1,7 @@
 /*
  * bench_cuda_attention.c: the CUDA attention, forward and backward: cuDNN's kernels under several caps
  * of the workspace (documents too long for them have the own backward of attention_wgmma.h), cuDNN's with
- * dq added up by atomics, the own ones, and these with the backward of attention_wgmma.h.
+ * dq added up by atomics, the own ones, and those of attention_wgmma.h.
  *
  *     bench_cuda_attention [repeats [own [shared] | spans | NAME]]
  *
@@ -88,6 +88,9 @@ static const shape own_shapes[] = {
     {"1 x 8192, D 96", 8192, 8192, 8192, 32, 8, 96},
     {"1 x 8192, latent", 8192, 8192, 8192, 32, 32, 192, 128},
     {"1 x 8192, D 256", 8192, 8192, 8192, 16, 4, 256},
+    {"4 x 2048, D 64, window 128", 8192, 2048, 2048, 64, 8, 64, 0, 128},
+    {"1 x 32768, D 64, window 128", 32768, 32768, 32768, 64, 8, 64, 0, 128},
+    {"1 x 8192, D 256, window 1024", 8192, 8192, 8192, 16, 4, 256, 0, 1024},
 };
 
 /* Of shapes from here on: fewer runs, and the cap of a run alone. */
@@ -326,6 +329,19 @@ static tsr_status backward_wgmma(tsr_stream *on, const tsr_attention_backward_ar
     return tsr_attention_backward_wgmma(on, args, false);
 }
 
+/* Where the backward is not wgmma's, that of other own kernels. */
+static void report_wgmma(const shape *s, job *j)
+{
+    bool backward = tsr_attention_wgmma_takes(stream, &j->backward);
+    if (backward || tsr_attention_wgmma_takes_forward(stream, &j->forward))
+        report(s, j, "own, wgmma",
+               (int64_t)(backward ? tsr_attention_wgmma_workspace_bytes(&j->bounds)
+                                  : tsr_attention_own_workspace_bytes(&j->bounds)),
+               tsr_attention_wgmma_takes_forward(stream, &j->forward) ? tsr_attention_forward_wgmma
+                                                                      : tsr_attention_own,
+               backward ? backward_wgmma : tsr_attention_backward_own);
+}
+
 static void run_shape(const shape *s)
 {
     job j;
@@ -341,9 +357,7 @@ static void run_shape(const shape *s)
     if (s->tokens <= 2 * LONG)
         report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds),
                tsr_attention_own, tsr_attention_backward_own);
-    if (tsr_attention_wgmma_takes(stream, &j.backward))
-        report(s, &j, "own, wgmma", (int64_t)tsr_attention_wgmma_workspace_bytes(&j.bounds),
-               tsr_attention_own, backward_wgmma);
+    report_wgmma(s, &j);
     need(tsr_stream_synchronize(stream));
     tsr_arena_destroy(j.arena);
 }
@@ -360,13 +374,16 @@ static tsr_status own_backward(tsr_stream *on, const tsr_attention_backward_args
     return tsr_attention_backward_own_as(on, args, &card);
 }
 
-static void run_own(void)
+/* all: what the card itself takes too, not as another. */
+static void run_own(bool all)
 {
     for (size_t i = 0; i < sizeof own_shapes / sizeof *own_shapes; i++) {
         job j;
         make_job(&j, &own_shapes[i]);
         report(&own_shapes[i], &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds),
                own, own_backward);
+        if (all)
+            report_wgmma(&own_shapes[i], &j);
         need(tsr_stream_synchronize(stream));
         tsr_arena_destroy(j.arena);
     }
@@ -433,7 +450,7 @@ int main(int argc, char **argv)
     card = (tsr_attention_card){argc > 3 ? atoll(argv[3]) : (int64_t)p->shared_bytes, p->sm_count};
     printf("{\"device\": \"%s\", \"attention\": [", tsr_device_description(device));
     if (only_own)
-        run_own();
+        run_own(argc <= 3);
     for (size_t i = 0; spans && i < sizeof span_shapes / sizeof *span_shapes; i++)
         run_spans(&span_shapes[i]);
     for (size_t i = 0; !only_own && !spans && i < sizeof shapes / sizeof *shapes; i++)

@@ -293,7 +293,9 @@ tsr_status tsr_attention_cuda(tsr_stream *stream, const tsr_attention_args *args
     const tsr_sdpa *sdpa = sdpa_of(stream);
     const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &args->shape);
     if (!plans)
-        return tsr_attention_own(stream, args);
+        return tsr_attention_wgmma_takes_forward(stream, args)
+                   ? tsr_attention_forward_wgmma(stream, args)
+                   : tsr_attention_own(stream, args);
     TSR_TRY(tsr_sdpa_forward(sdpa, plans, stream, args));
     return take_sinks_in(stream, args);
 }

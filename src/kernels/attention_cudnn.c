@@ -8,8 +8,9 @@
  *
  * The deterministic backward writes dq without atomics, for which cuDNN keeps dS whole: documents x
  * heads x longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads.
- * Where it is faster, or documents are too long for either, attention_wgmma.h's backward runs instead; over documents too
- * long attention_own.cu's for narrow heads, and for wide ones they are cut into tiles.
+ * Where it is faster, or documents are too long for either, attention_wgmma.h's backward runs instead, and over long
+ * documents its forward too; over documents too long attention_own.cu's for narrow heads, and for wide ones they are cut
+ * into tiles.
  *
  * Cost     4 D FLOPs forward, 10 D backward for each visible pair and query head, on tensor cores.
  */
@@ -28,8 +29,9 @@
 #define SLACK_BYTES (1u << 20)
 #define MAX_PLANS   (16 * TSR_KERNELS_TURNS)
 
-/* From where on the own backward is faster. */
+/* From where on the own backward is faster, and then the own forward: tokens of the longest document; of one in the mean. */
 #define LEAST_LONGEST 512
+#define LEAST_MEAN    4096
 #define OWN_DIM       128
 
 /* Heads up to which attention_own.cu's backward is faster over long documents than tiles. */
@@ -193,6 +195,7 @@ static bool cut_all(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, uint64_t c
     bool wgmma = (tiles || is_faster(b)) && !b->atomics && tsr_attention_wgmma_fits(b);
     if (wgmma || (tiles && b->head_dim <= NARROW)) {
         cut_own(cut, b, !wgmma);
+        cut->own_forward = wgmma && b->tokens / b->documents >= LEAST_MEAN;
         return true;
     }
     if (tiles ? !tsr_sdpa_cut_tiles(cut, b, cap >> b->wider) : !has_few_launches(cut))
@@ -216,10 +219,11 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
         return false;
     if (all.kv_heads == bounds->kv_heads)
         return true;
-    bool own = cut->own_bytes, by_head = cut->by_head;
+    bool own = cut->own_bytes, by_head = cut->by_head, own_forward = cut->own_forward;
     *cut = cut_forward(bounds);
     if (bounds->train && own)
         cut_own(cut, bounds, by_head);
+    cut->own_forward = own_forward;
     return own || !bounds->train;
 }
 
@@ -344,7 +348,7 @@ tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *b
         }
     if (tsr_sdpa_cut_for(&plans.cut, bounds, cap)) {
         bool own = plans.cut.own_bytes, past = bounds->train && plans.cut.span;
-        if (!own || plans.cut.by_head || sdpa->wgmma)
+        if (!own || plans.cut.by_head || (sdpa->wgmma && !plans.cut.own_forward))
             plans.forward = new_graph(sdpa, &plans, FORWARD);
         if (plans.forward && bounds->train && !own)
             plans.backward = new_graph(sdpa, &plans, BACKWARD);

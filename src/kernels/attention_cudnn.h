@@ -3,8 +3,7 @@
  * the entry points behind the dispatch of attention.cu. Inside src/kernels and its tests only.
  *
  *     own      attention_own.cu: any dtype, head_dim up to 512, window; attention_mma.cu and
- *              attention_mma_backward.cu: its BF16 on tensor cores; attention_wgmma.cu: the backward for
- *              heads of 72 to 128 on sm_90a; lse as attention.h says
+ *              attention_mma_backward.cu: its BF16 on tensor cores; attention_wgmma.h: on sm_90a; lse as attention.h says
  *     cuDNN    attention_cudnn.c: a call within bounds that tsr_sdpa_prepare got and cuDNN planned;
  *              lse is then [tokens, Hq], which the backward alone reads back; sinks are put in after
  *              its forward (attention.cu)
@@ -63,6 +62,7 @@ typedef struct {
     uint64_t tile_bytes;
     uint64_t own_bytes; /* of an own backward; 0: cuDNN's */
     bool by_head;       /* that backward is not attention_wgmma.h's, and reads lse by heads */
+    bool own_forward;   /* attention_wgmma.h runs both directions */
 } tsr_sdpa_cut;
 
 /* What one launch may keep: 4 documents of 2048 tokens, 32 heads of 128; more where bounds are wider. */

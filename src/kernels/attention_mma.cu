@@ -12,65 +12,9 @@
  * Cost     2 (D + Dv) FLOPs a visible pair and head. One H200, 32 query heads, 8 key heads, D 128, one document, TFLOP/s:
  *          343 over 4096 tokens, 383 over 8192, 409 over 32768; as on a card with 99 KB of shared memory 267, 285, 298.
  */
-#include "kernels/attention_mma.cuh"
+#include "kernels/attention_softmax.cuh"
 
 #define KEYS 64 /* of a tile */
-
-/* The softmax of a query so far, in base 2. */
-typedef struct {
-    float most, total; /* total: of this thread's columns */
-} query_state;
-
-static __device__ __forceinline__ float quad_max(float value)
-{
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
-
-static __device__ __forceinline__ float quad_sum(float value)
-{
-    value += __shfl_xor_sync(0xffffffffu, value, 1);
-    return value + __shfl_xor_sync(0xffffffffu, value, 2);
-}
-
-/* Scores of keys that a query does not see become -inf; row: this thread's first of two, 8 apart. */
-static __device__ __forceinline__ void hide(float (*score)[4], const int *low, int row, int key)
-{
-    key += (int)threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int from = low[half * 8] - key, to = row + half * 8 - key;
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                if (n * 8 + j < from || n * 8 + j > to)
-                    score[n][2 * half + j] = -INFINITY;
-    }
-}
-
-/* Scores of a tile to weights, of the thread's row `half` of 16. Returns what its output so far shrinks by. */
-static __device__ __forceinline__ float softmax_row(float (*score)[4], query_state *q,
-                                                    const int half, float scale)
-{
-    float largest = -INFINITY, added = 0;
-#pragma unroll
-    for (int n = 0; n < KEYS / 8; n++)
-        largest = fmaxf(largest, fmaxf(score[n][2 * half], score[n][2 * half + 1]));
-    largest = fmaxf(q->most, quad_max(largest) * scale);
-    float shrink = largest > q->most ? power_of_2(q->most - largest) : 1;
-    float base = largest == -INFINITY ? 0 : largest; /* no key seen yet: all weights are 0 */
-    q->most = largest;
-#pragma unroll
-    for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-        for (int j = 2 * half; j < 2 * half + 2; j++) {
-            score[n][j] = power_of_2(score[n][j] * scale - base);
-            added += score[n][j];
-        }
-    q->total = q->total * shrink + added;
-    return shrink;
-}
 
 /* Scores of BLOCKS x 16 queries to weights; their outputs so far shrink. low: of this lane's first query, `row`; edge: there
  * are keys that some query does not see. */
@@ -84,10 +28,10 @@ softmax(float (*score)[KEYS / 8][4], float (*sum)[V_WIDTH / 8][4], query_state (
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
         if (edge)
-            hide(score[b], low + b * 16, row + b * 16, key);
+            hide<KEYS>(score[b], low[b * 16], low[b * 16 + 8], row + b * 16, key);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            shrink[b][half] = softmax_row(score[b], &state[b][half], half, scale);
+            shrink[b][half] = softmax_row<KEYS>(score[b], &state[b][half], half, scale);
             shrinks |= shrink[b][half] != 1;
         }
     }
@@ -117,30 +61,6 @@ static __device__ __forceinline__ void add_values(float (*sum)[V_WIDTH / 8][4],
     }
 }
 
-/* o and lse of BLOCKS x 16 queries; row: this lane's first, end: where there are no more. */
-template <int V_WIDTH, int BLOCKS>
-static __device__ __forceinline__ void
-store_outputs(const attention_call *c, void *o, float *lse, const float (*sum)[V_WIDTH / 8][4],
-              const query_state (*state)[2], int head, int row, int end)
-{
-    int lane = threadIdx.x % TSR_WARP;
-    rows output = rows_of(o, head, c->q_heads, c->v_dim);
-#pragma unroll
-    for (int b = 0; b < BLOCKS; b++) {
-        float factor[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int token = row + b * 16 + half * 8;
-            float total = quad_sum(state[b][half].total);
-            factor[half] = token < end ? 1 / total : 0;
-            if (lane % 4 == 0 && token < c->tokens)
-                lse[(int64_t)head * c->tokens + token] =
-                    token < end ? state[b][half].most * LN_2 + logf(total) : 0;
-        }
-        store_rows<V_WIDTH / 8>(&output, sum[b], row - lane / 4 + b * 16, 0, c->tokens, factor);
-    }
-}
-
 /* WARPS of BLOCKS x 16 queries. STAGES of keys and values: with one, keys are copied under the products of values and
  * values under those of keys; with two, a whole tile under the tile before it. */
 template <int WIDTH, int V_WIDTH, int WARPS, int BLOCKS, int STAGES, int RESIDENT>
@@ -162,18 +82,16 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, RESIDENT)
     int mine = own + (int)threadIdx.x % TSR_WARP / 4, last = own + BLOCKS * 16 - 1;
     rows query = rows_of(q, head, c.q_heads, c.dim), key = rows_of(k, kv_head, c.kv_heads, c.dim);
     rows value = rows_of(v, kv_head, c.kv_heads, c.v_dim);
-    float sum[BLOCKS][V_WIDTH / 8][4] = {}, sink = sink_of(&c, head);
+    float sum[BLOCKS][V_WIDTH / 8][4] = {};
     query_state state[BLOCKS][2];
     if (!is_own(&c, first))
         return;
     for (int i = threadIdx.x; i < queries; i += threads)
         low[i] = first + i < end ? first_key(&c, first + i) : c.tokens;
+    const query_state before = before_keys(&c, head);
 #pragma unroll
-    for (int i = 0; i < 2 * BLOCKS; i++) {
-        state[i / 2][i % 2].most = sink * LOG2_E;
-        /* Counted by one thread of the four that share a row. */
-        state[i / 2][i % 2].total = threadIdx.x % 4 == 0 ? sink_total(sink) : 0;
-    }
+    for (int i = 0; i < 2 * BLOCKS; i++)
+        state[i / 2][i % 2] = before;
     int at = first < end ? first_key(&c, first) : end;
     load_tile<WIDTH, queries, threads>(q_tile, &query, first, end);
     load_tile<WIDTH, KEYS, threads>(k_tile, &key, at, end);

@@ -21,13 +21,12 @@
  */
 #include "kernels/attention_wgmma.cuh"
 #include "kernels/boxes.cuh"
-#include "kernels/wgmma.cuh"
 
 extern "C" {
 #include "base/checked.h"
 }
 
-#define GROUPS    2 /* that multiply */
+#define GROUPS    TSR_WGMMA_GROUPS
 #define THREADS   ((GROUPS + 1) * TSR_WARPGROUP)
 #define DIM       TSR_WGMMA_DIM
 #define LEAST_DIM 64 /* up to which attention_mma_backward.cu is as fast */
@@ -147,28 +146,6 @@ typedef struct {
     float scale;              /* of scores, in base 2 */
 } attention_thread;
 
-static __device__ __forceinline__ void both_groups(void)
-{
-    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * TSR_WARPGROUP) : "memory");
-}
-
-/* Rows from `valid` on become 0, of a matrix of `rows` that has come. All threads of both groups. */
-static __device__ __forceinline__ void clear_rows(uint32_t matrix, uint32_t strip, int valid,
-                                                  int rows)
-{
-    if (valid >= rows)
-        return;
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < (rows - valid) * 8; i += GROUPS * TSR_WARPGROUP)
-        for (int s = 0; s < 2; s++)
-            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(matrix + s * strip +
-                                                                          valid * 128 + i * 16),
-                         "r"(0)
-                         : "memory");
-    tsr_bulk_written();
-    both_groups();
-}
-
 /* 64 x 64 products over 128 columns of both: `left` from its first strip on, `right`. */
 static __device__ __forceinline__ void multiply_rows(float c[8][4], uint32_t left, uint32_t right)
 {
@@ -187,7 +164,7 @@ static __device__ __forceinline__ void ask_scores(float s[8][4], const attention
 {
     uint32_t q = b->memory + AT_Q + (uint32_t)at->stage * QUERY_BYTES;
     tsr_barrier_wait(b->full_q + 8 * at->stage, at->parity);
-    clear_rows(q, QUERY_STRIP, b->used - at->query, QUERIES);
+    attention_clear_rows<2>(q, QUERY_STRIP, b->used - at->query, QUERIES);
     multiply_rows(s, b->memory + AT_K + t->group * 64 * 128, q);
 }
 
@@ -198,7 +175,7 @@ static __device__ __forceinline__ void ask_gradients(float dp[8][4], const atten
 {
     uint32_t d_o = b->memory + AT_D_O + (uint32_t)at->stage * QUERY_BYTES;
     tsr_barrier_wait(b->full_o + 8 * at->stage, at->parity);
-    clear_rows(d_o, QUERY_STRIP, b->used - at->query, QUERIES);
+    attention_clear_rows<2>(d_o, QUERY_STRIP, b->used - at->query, QUERIES);
     multiply_rows(dp, b->memory + AT_V + t->group * 64 * 128, d_o);
 }
 
@@ -339,13 +316,6 @@ static __device__ __forceinline__ void add_share(const float dq[8][4], const att
         tsr_bulk_add(sum + part * (PART_BYTES / 4), place, PART_BYTES);
 }
 
-static __device__ __forceinline__ void release(const attention_thread *t, uint32_t barrier)
-{
-    __syncwarp();
-    if (t->lane == 0)
-        tsr_barrier_arrive(barrier);
-}
-
 /* Where the sums of the block's first tile of query head `head` of its group are. */
 static __device__ __forceinline__ int32_t *sums_of(const attention_block *b, int head)
 {
@@ -391,16 +361,16 @@ static __device__ __forceinline__ void multiply_tile(float dk[16][4], float dv[1
     tsr_wgmma_sums<8>(dp);
     store_score_gradients(ds, s, dp, b, t, at->stage);
     tsr_bulk_written();
-    both_groups();
+    attention_both_groups();
     ask_dq_dk(dq, dk, b, t, ds, b->memory + AT_Q + place);
     const uint32_t units = stats_of(b, at->stage) + 2 * STATS + (t->warp * 16 + t->lane / 4) * 4;
     const float unit[2] = {load_one(units), load_one(units + 8 * 4)};
     tsr_wgmma_wait_but<1>();
     tsr_wgmma_sums<8>(dq);
-    release(t, b->empty_o + 8 * at->stage);
+    attention_release(b->empty_o + 8 * at->stage);
     add_share(dq, b, t, unit, sum);
     tsr_wgmma_wait_but<0>();
-    release(t, b->empty_q + 8 * at->stage);
+    attention_release(b->empty_q + 8 * at->stage);
 }
 
 /* All tiles of a block that has some. */
@@ -412,8 +382,8 @@ static __device__ __forceinline__ void multiply(float dk[16][4], float dv[16][4]
     int head = 0;
     int32_t *sum = sums_of(b, 0);
     tsr_barrier_wait(b->full_k, 0);
-    clear_rows(b->memory + AT_K, KEY_STRIP, b->end - b->first, KEYS);
-    clear_rows(b->memory + AT_V, KEY_STRIP, b->end - b->first, KEYS);
+    attention_clear_rows<2>(b->memory + AT_K, KEY_STRIP, b->end - b->first, KEYS);
+    attention_clear_rows<2>(b->memory + AT_V, KEY_STRIP, b->end - b->first, KEYS);
     for (; at.index < b->count; at = next) {
         multiply_tile(dk, dv, b, t, &at, sum);
         next = after<SHARED>(b, at);

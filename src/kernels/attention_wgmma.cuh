@@ -1,11 +1,13 @@
 /*
- * kernels/attention_wgmma.cuh: what both files of attention_wgmma.h share: its workspace, and how sums of dq lie in it.
+ * kernels/attention_wgmma.cuh: what the files of attention_wgmma.h share: the backward's workspace, and how sums of dq lie in
+ * it; and what groups of four warps that multiply do in both directions.
  */
 #ifndef TSR_KERNELS_ATTENTION_WGMMA_CUH
 #define TSR_KERNELS_ATTENTION_WGMMA_CUH
 
 #include "kernels/attention_own.cuh"
 #include "kernels/attention_wgmma.h"
+#include "kernels/wgmma.cuh"
 
 #define TSR_WGMMA_DIM     128
 #define TSR_WGMMA_QUERIES 64 /* of a tile */
@@ -71,6 +73,41 @@ attention_wgmma_keys_at(const attention_call *c, int first)
         keys.tiles += (end - query + TSR_WGMMA_QUERIES - 1) / TSR_WGMMA_QUERIES;
     }
     return keys;
+}
+
+/* ---- the groups that multiply: the first of a block ---- */
+
+#define TSR_WGMMA_GROUPS 2
+
+static __device__ __forceinline__ void attention_both_groups(void)
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(TSR_WGMMA_GROUPS * TSR_WARPGROUP) : "memory");
+}
+
+/* Rows from `valid` on become 0, of a matrix of `rows` in STRIPS of 64 columns that has come. All threads of both groups. */
+template <int STRIPS>
+static __device__ __forceinline__ void attention_clear_rows(uint32_t matrix, uint32_t strip,
+                                                            int valid, int rows)
+{
+    if (valid >= rows)
+        return;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < (rows - valid) * 8; i += TSR_WGMMA_GROUPS * TSR_WARPGROUP)
+        for (int s = 0; s < STRIPS; s++)
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(matrix + s * strip +
+                                                                          valid * 128 + i * 16),
+                         "r"(0)
+                         : "memory");
+    tsr_bulk_written();
+    attention_both_groups();
+}
+
+/* A warp has read what may be overwritten then. */
+static __device__ __forceinline__ void attention_release(uint32_t barrier)
+{
+    __syncwarp();
+    if (threadIdx.x % TSR_WARP == 0)
+        tsr_barrier_arrive(barrier);
 }
 
 /* attention_wgmma_ends.cu: once a call, the order; and before and after each launch. */

@@ -1,7 +1,12 @@
 /*
- * kernels/attention_wgmma.h: attention's deterministic backward on sm_90a, for bf16 heads of 72 to 128, whose tiles are 128 wide:
- * where it is faster than cuDNN's (attention_cudnn.c), for documents too long for one launch of that, and for windows, which
- * that does not take. Inside src/kernels and its tests only.
+ * kernels/attention_wgmma.h: attention on sm_90a, for bf16. Inside src/kernels and its tests only.
+ *
+ * Both directions where they are faster than cuDNN's (attention_cudnn.c), for documents too long for one launch of that, and
+ * for what that does not take, windows above all.
+ *
+ * Forward: heads of up to 128 and of 200 to 256. lse is [Hq, tokens]. No workspace.
+ *
+ * The deterministic backward: heads of 72 to 128, whose tiles are 128 wide.
  *
  * With P = exp(scale q k - lse), dP = do v and delta = <do, o>, sums over queries i and keys j:
  *
@@ -27,6 +32,14 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Whether this build and this card have it, and it takes such a call. */
+bool tsr_attention_wgmma_takes_forward(const tsr_stream *stream, const tsr_attention_args *args);
+
+/* A call that it takes. */
+tsr_status tsr_attention_forward_wgmma(tsr_stream *stream, const tsr_attention_args *args);
+
+/* ---- the backward ---- */
 
 /* Whether it is meant for such heads; needs no device. */
 bool tsr_attention_wgmma_fits(const tsr_attention_bounds *bounds);

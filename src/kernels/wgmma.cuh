@@ -285,7 +285,20 @@ static __device__ __forceinline__ void tsr_wgmma_128_of(float c[16][4], const ui
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "n"(COLUMNS));
 }
 
-/* The same of 64 columns: c[j], j < 8. LEFT_COLUMNS: the left operand's rows are the columns of its tile, of
+/* And of 64 columns: c[j], j < 8. */
+template <int COLUMNS>
+static __device__ __forceinline__ void tsr_wgmma_64_of(float c[8][4], const uint32_t a[4],
+                                                       uint64_t right)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+                 : TSR_SUMS(0), TSR_SUMS(4)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "n"(COLUMNS));
+}
+
+/* Of 64 columns, of tiles: c[j], j < 8. LEFT_COLUMNS: the left operand's rows are the columns of its tile, of
  * tsr_wgmma_columns. */
 template <int LEFT_COLUMNS, int COLUMNS>
 static __device__ __forceinline__ void tsr_wgmma_64(float c[8][4], uint64_t left, uint64_t right,

@@ -59,6 +59,7 @@ static const cudnn_case cudnn_cases[] = {
     {{900, 2, 8, 8, 128, 900, {700, 200}, 0, 0, 0.1f, 0, 3}, 0, 0, 0, 0, false, OWN},
     {{400, 0, 8, 2, 128, 0, {0}}, 0, 3, 400, 0, false, OWN},
     {{1010, 1, 8, 2, 96, 0, {1001}}, 0, 0, 0, 0, false, OWN},
+    {{4200, 1, 2, 1, 128, 0, {4200}}, 0, 0, 0, 0, false, OWN}, /* with an own forward */
     {{1400, 2, 16, 4, 96, 0, {300, 1000}}, 2000, 3, 1100, 0, false, OWN},
     {{700, 1, 8, 8, 96, 0, {700}}, 0, 0, 0, 0, false, OWN},
     {{1401, 4, 8, 2, 64, 0, {300, 0, 1000, 1}}, 0, 0, 0, 0, false, OWN},
@@ -133,18 +134,20 @@ static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
         print_message("cuDNN has no plan for heads of %d and %d: not run\n", c->c.dim, c->c.v_dim);
         return;
     }
-    if (!tsr_sdpa_find(sdpa, &shape))
-        fail_msg("cuDNN gave no plan");
+    const bool ours = cut.own_forward;
+    if ((tsr_sdpa_find(sdpa, &shape) == NULL) != ours)
+        fail_msg("%s", ours ? "a plan for what is not cuDNN's" : "cuDNN gave no plan");
     shape.window = 3;
     assert_null(tsr_sdpa_find(sdpa, &shape));
     assert_false(rig.kernels->attention_lse_by_token(rig.stream, &shape));
     shape.window = 0, shape.softcap = 30;
     assert_null(tsr_sdpa_find(sdpa, &shape));
     make_problem(&p, &c->c, TSR_BF16, 3);
-    p.transposed = true;
+    p.transposed = !ours;
     shape.softcap = 0;
-    assert_true(rig.kernels->attention_lse_by_token(rig.stream, &shape));
-    uint64_t bytes = tsr_sdpa_workspace_bytes(&cut);
+    assert_int_equal(rig.kernels->attention_lse_by_token(rig.stream, &shape), !ours);
+    uint64_t bytes =
+        ours ? tsr_attention_workspace_bytes_cuda(&bounds) : tsr_sdpa_workspace_bytes(&cut);
     void *workspace = cuda_copy(NULL, bytes);
     operands last =
         run(&p, rig.kernels->attention, rig.kernels->attention_backward, workspace, bytes);

@@ -72,11 +72,20 @@ static const attention_case own_cases[] = {
     {200, 2, 3, 1, 130, 33, {65, 130}, 0, 5, 0, 0, 2},
     {150, 2, 4, 2, 512, 40, {90, 60}, 0, 0, 0, 0, 2},
     {150, 1, 2, 1, 64, 0, {150}, 40, 0, 0, 0, 40},
+    /* of attention_wgmma.h's forward: windows of a few tiles, heads of each width, a group that sees nothing of
+     * a tile, documents that end in the middle of blocks */
+    {1600, 3, 8, 2, 64, 512, {1100, 60, 430}, 0, 0, 0, 0, 2},
+    {1200, 2, 4, 1, 120, 640, {1100, 90}},
+    {1200, 2, 4, 1, 240, 640, {1100, 90}},
+    {1500, 2, 2, 2, 256, 517, {260, 1200}, 0, 0, 0, 0, 1},
+    {2000, 1, 4, 4, 64, 0, {1990}},
+    {1000, 4, 4, 2, 256, 0, {250, 250, 250, 249}},
 };
 
 /* As on cards with little shared memory (sm_86, sm_89, sm_120), and with blocks as of long documents. */
 static const tsr_attention_card cards[] = {{99 << 10, 1}, {163 << 10, 1}, {227 << 10, 1}};
 static const tsr_attention_card *card;
+static int forwards; /* cases that the forward of attention_wgmma.h took */
 
 static tsr_status own_on_card(tsr_stream *stream, const tsr_attention_args *args)
 {
@@ -114,6 +123,23 @@ static uint64_t own_workspace_bytes(const problem *p)
 static tsr_status backward_wgmma(tsr_stream *stream, const tsr_attention_backward_args *args)
 {
     return tsr_attention_backward_wgmma(stream, args, false);
+}
+
+/* The forward of attention_wgmma.h, with the backward of all kernels. */
+static void check_wgmma_forward(const problem *p, void *workspace, uint64_t bytes, int ranks)
+{
+    operands of_none = {.dtype = p->dtype};
+    tsr_attention_args args = forward_of(p->c, &of_none);
+    if (!tsr_attention_wgmma_takes_forward(rig.stream, &args))
+        return;
+    operands first =
+        run(p, tsr_attention_forward_wgmma, tsr_attention_backward_own, workspace, bytes);
+    operands second =
+        run(p, tsr_attention_forward_wgmma, tsr_attention_backward_own, workspace, bytes);
+    compare(p, &first, &second, true);
+    check_heads(p, &first, tsr_attention_forward_wgmma, tsr_attention_backward_own, 1);
+    check_ranks(p, &first, tsr_attention_forward_wgmma, tsr_attention_backward_own, ranks);
+    forwards++;
 }
 
 /* All key heads in one launch, and one after the other: the same bits. */
@@ -165,9 +191,11 @@ static void own_kernel_matches_the_reference(void **state)
                 check_heads(&p, &first, own_on_card, own_backward_on_card, 1);
                 check_ranks(&p, &first, own_on_card, own_backward_on_card, 2 + (int)i % 2);
             }
+            check_wgmma_forward(&p, workspace, bytes, 2 + (int)i % 2);
             check_wgmma(&p);
             free_problem(&p);
         }
+    print_message("%d cases by the forward of attention_wgmma.h\n", forwards);
 }
 
 /* dq is added up in fixed point, whose unit follows from the largest keys and values. Its error is that of sums in fp32,

@@ -351,7 +351,7 @@ static void workspaces_are_bounded(void **state)
         /* heads of 128 */
         b.head_dim = 128, b.train = true, b.atomics = false;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
-        assert_true(cut.own_bytes > 0);
+        assert_true(cut.own_bytes > 0 && cut.own_forward == (longest >= 4096));
         assert_true(tsr_attention_workspace_bytes_cuda(&b) <= repeatable + (64 << 20));
         b.longest = 256, b.documents = 64; /* where cuDNN's takes less time */
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES) && cut.own_bytes == 0);
@@ -376,7 +376,7 @@ static void long_documents_are_bounded(void **state)
                                   .train = true};
         tsr_sdpa_cut cut;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
-        assert_true(!cut.span && cut.own_bytes);
+        assert_true(!cut.span && cut.own_bytes && cut.own_forward);
         assert_true(cut.own_bytes <= TSR_WGMMA_SUM_BYTES + (uint64_t)longest * 32 * 12 + (1 << 21));
         b.head_dim = 64;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
@@ -390,6 +390,7 @@ static void long_documents_are_bounded(void **state)
         b.head_dim = 128;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
         assert_int_equal(cut.parts, 10 + longest / 8192 / 4 - 1);
+        assert_int_equal(cut.own_forward, longest >= 10 * 4096);
         b.spans = (tsr_spans){0};
         b.documents = 1, b.kv_heads = 32, b.head_dim = 192, b.v_dim = 128;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
@@ -417,6 +418,7 @@ static void check_group(const tsr_attention_bounds *all, int32_t kv_heads)
         return;
     assert_int_equal(cut.own_bytes > 0, whole.own_bytes > 0);
     assert_int_equal(cut.by_head, whole.by_head);
+    assert_int_equal(cut.own_forward, whole.own_forward);
     assert_int_equal(cut.parts, whole.parts);
     assert_int_equal(cut.heads, group.q_heads);
 }
