@@ -30,9 +30,9 @@
 #define MAX_PLANS   (16 * TSR_KERNELS_TURNS)
 
 /* From where on the own backward is faster, and then the own forward: tokens of the longest document; of one in the mean. */
-#define LEAST_LONGEST 512
+#define LEAST_LONGEST 1024
+#define LEAST_OF_128  512 /* of heads that fill its tiles */
 #define LEAST_MEAN    4096
-#define OWN_DIM       128
 
 /* Heads up to which attention_own.cu's backward is faster over long documents than tiles. */
 #define NARROW 64
@@ -138,11 +138,12 @@ static bool has_heads(const tsr_attention_bounds *b)
 }
 
 /* Whether attention_wgmma.h's backward takes less time than cuDNN's deterministic one, as measured on an H200
- * (docs/performance.md, "What the same bits cost"): heads of 128, from two of its blocks for each multiprocessor on. */
+ * (docs/performance.md, "What the same bits cost"): heads of 96 and 128, from two of its blocks for each multiprocessor on. */
 static bool is_faster(const tsr_attention_bounds *b)
 {
     int64_t blocks = b->tokens / TSR_WGMMA_KEYS * b->kv_heads;
-    return b->head_dim == OWN_DIM && blocks >= TSR_WGMMA_BLOCKS && b->longest >= LEAST_LONGEST;
+    return blocks >= TSR_WGMMA_BLOCKS &&
+           b->longest >= (b->head_dim == TSR_WGMMA_DIM ? LEAST_OF_128 : LEAST_LONGEST);
 }
 
 /* What the forward needs. */

@@ -9,7 +9,6 @@
 #include "kernels/attention_wgmma.h"
 #include "kernels/wgmma.cuh"
 
-#define TSR_WGMMA_DIM     128
 #define TSR_WGMMA_QUERIES 64 /* of a tile */
 #define TSR_WGMMA_TILE    (TSR_WGMMA_QUERIES * TSR_WGMMA_DIM)
 

@@ -44,6 +44,8 @@ tsr_status tsr_attention_forward_wgmma(tsr_stream *stream, const tsr_attention_a
 /* Whether it is meant for such heads; needs no device. */
 bool tsr_attention_wgmma_fits(const tsr_attention_bounds *bounds);
 
+#define TSR_WGMMA_DIM 128 /* columns of a tile: what narrower heads cost too */
+
 /* Keys of a block; and how many blocks keep a card busy, about two for each multiprocessor of an H200. */
 #define TSR_WGMMA_KEYS   128
 #define TSR_WGMMA_BLOCKS 256

@@ -330,13 +330,14 @@ static void workspaces_are_bounded(void **state)
                                   .documents = 16384 / longest,
                                   .longest = longest,
                                   .q_heads = 32,
-                                  .kv_heads = 8,
-                                  .head_dim = 96,
+                                  .kv_heads = 32,
+                                  .head_dim = 192,
+                                  .v_dim = 128,
                                   .dtype = TSR_BF16,
                                   .train = true};
         tsr_sdpa_cut cut;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
-        assert_true(cut.documents * cut.pieces >= b.documents);
+        assert_true(!cut.own_bytes && cut.documents * cut.pieces >= b.documents);
         assert_int_equal(cut.heads * cut.groups, b.q_heads);
         assert_int_equal(cut.kv_heads * cut.groups, b.kv_heads);
         assert_true(cut.plan_bytes <= (longest > 8192 ? 2 : 1) * TSR_SDPA_CAP_BYTES + (2 << 20));
@@ -348,8 +349,11 @@ static void workspaces_are_bounded(void **state)
         assert_true(tsr_sdpa_workspace_bytes(&cut) < repeatable && cut.groups == 1);
         b.train = false;
         assert_true(tsr_attention_workspace_bytes_cuda(&b) < 4 << 20);
-        /* heads of 128 */
-        b.head_dim = 128, b.train = true, b.atomics = false;
+        /* heads of 96 and 128 */
+        b.kv_heads = 8, b.head_dim = 96, b.v_dim = 0, b.train = true, b.atomics = false;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_true((cut.own_bytes > 0) == (longest >= 1024));
+        b.head_dim = 128;
         assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
         assert_true(cut.own_bytes > 0 && cut.own_forward == (longest >= 4096));
         assert_true(tsr_attention_workspace_bytes_cuda(&b) <= repeatable + (64 << 20));
