@@ -8,8 +8,6 @@
 
 #define TASK_ROWS(columns) (1 + (1 << 15) / (columns))
 
-typedef uint32_t indices __attribute__((vector_size(64)));
-
 tsr_status tsr_mxfp4_dequant_check(const tsr_mxfp4_dequant_args *args)
 {
     TSR_TRY(tsr_expect_dtype("mxfp4_dequant", args->dtype));
@@ -35,19 +33,14 @@ static float power_of(uint8_t scale)
     return out;
 }
 
-/* 16 elements are 8 bytes: lane e shifts its word so that its nibble comes lowest. A shuffle takes its indices modulo
- * 16. */
+/* Eight elements are four bytes, the first of two the lower nibble. */
 TSR_INLINE void lookup_32(float *out, const uint8_t *codes, const float *product)
 {
-    const tsr_lanes table = *(const tsr_lanes *)product;
-    const indices shift = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
-    const indices first = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
-    for (int i = 0; i < TSR_MXFP4_BLOCK / 16; i++) {
-        uint32_t low, high;
-        memcpy(&low, codes + 8 * i, sizeof low);
-        memcpy(&high, codes + 8 * i + 4, sizeof high);
-        const indices word = ((low + (indices){0}) & first) | ((high + (indices){0}) & ~first);
-        *(tsr_lanes *)(out + 16 * i) = TSR_SHUFFLE(table, (tsr_lane_mask)(word >> shift));
+    const tsr_half_mask shift = {0, 4, 8, 12, 16, 20, 24, 28};
+    for (int i = 0; i < TSR_MXFP4_BLOCK / 8; i++) {
+        uint32_t word;
+        memcpy(&word, codes + 4 * i, sizeof word);
+        tsr_look_up_8(out + 8 * i, product, word, shift);
     }
 }
 

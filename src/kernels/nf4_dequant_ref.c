@@ -1,6 +1,6 @@
 /*
  * nf4_dequant_ref.c: contract nf4_dequant.h. A block's 16 products level * absmax are made once and
- * looked up: the same rounding as one product per element, and one AVX-512 permutation for 16
+ * looked up: the same rounding as one product per element, and a permutation or two for eight
  * elements.
  */
 #include "kernels/nf4_dequant.h"
@@ -10,8 +10,6 @@
 #define BLOCK        64
 #define NESTED_BLOCK 256
 #define TASK_BLOCKS  512 /* 32768 elements */
-
-typedef uint32_t indices __attribute__((vector_size(64)));
 
 tsr_status tsr_nf4_dequant_check(const tsr_nf4_dequant_args *args)
 {
@@ -37,19 +35,14 @@ static float block_scale(const tsr_nf4_dequant_args *args, int64_t block)
     return residual + args->offset;
 }
 
-/* 16 elements are 8 bytes: lane e shifts its word so that its nibble comes lowest. A shuffle takes
- * its indices modulo 16. */
+/* Eight elements are four bytes, the first of two the higher nibble. */
 TSR_INLINE void lookup_64(float *out, const uint8_t *codes, const float *product)
 {
-    const tsr_lanes table = *(const tsr_lanes *)product;
-    const indices shift = {4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24};
-    const indices first = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
-    for (int i = 0; i < BLOCK / 16; i++) {
-        uint32_t low, high;
-        memcpy(&low, codes + 8 * i, sizeof low);
-        memcpy(&high, codes + 8 * i + 4, sizeof high);
-        const indices word = ((low + (indices){0}) & first) | ((high + (indices){0}) & ~first);
-        *(tsr_lanes *)(out + 16 * i) = TSR_SHUFFLE(table, (tsr_lane_mask)(word >> shift));
+    const tsr_half_mask shift = {4, 0, 12, 8, 20, 16, 28, 24};
+    for (int i = 0; i < BLOCK / 8; i++) {
+        uint32_t word;
+        memcpy(&word, codes + 4 * i, sizeof word);
+        tsr_look_up_8(out + 8 * i, product, word, shift);
     }
 }
 

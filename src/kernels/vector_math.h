@@ -58,8 +58,8 @@ TSR_INLINE float tsr_lanes_sum(const float *lane)
 typedef float tsr_lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t tsr_lane_mask __attribute__((vector_size(64)));
 
-/* Lane l: lane index[l] (modulo their number) of a, or of a and b one behind the other. GCC has one
- * instruction for each; Clang, which has no shuffle by a variable, takes a loop. */
+/* Lane l: lane index[l] (modulo their number) of a and b one behind the other. GCC has one
+ * instruction for it; Clang, which has no shuffle by a variable, takes a loop. */
 #ifdef __clang__
 TSR_INLINE tsr_lanes tsr_shuffle2(tsr_lanes a, tsr_lanes b, tsr_lane_mask index)
 {
@@ -70,11 +70,28 @@ TSR_INLINE tsr_lanes tsr_shuffle2(tsr_lanes a, tsr_lanes b, tsr_lane_mask index)
     return out;
 }
 #define TSR_SHUFFLE2(a, b, index) tsr_shuffle2(a, b, index)
-#define TSR_SHUFFLE(a, index)     tsr_shuffle2(a, a, index)
 #else
 #define TSR_SHUFFLE2(a, b, index) __builtin_shuffle(a, b, index)
-#define TSR_SHUFFLE(a, index)     __builtin_shuffle(a, index)
 #endif
+
+typedef float tsr_half_lanes __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint32_t tsr_half_mask __attribute__((vector_size(32)));
+
+/* Eight values of a table of 16: value l by the nibble of `word` that begins at bit shift[l]. AVX2 has permutations of eight
+ * lanes, but none of 16. */
+TSR_INLINE void tsr_look_up_8(float out[8], const float table[16], uint32_t word,
+                              tsr_half_mask shift)
+{
+    const tsr_half_mask index = (word + (tsr_half_mask){0}) >> shift;
+#ifdef __clang__
+    for (int l = 0; l < 8; l++)
+        out[l] = table[index[l] & 15];
+#else
+    const tsr_half_lanes low = *(const tsr_half_lanes *)table;
+    const tsr_half_lanes high = *(const tsr_half_lanes *)(table + 8);
+    *(tsr_half_lanes *)out = __builtin_shuffle(low, high, index);
+#endif
+}
 
 /* The largest of `count` values. GCC makes scalars of a selection in lanes, so it is spelt out. */
 TSR_INLINE float tsr_row_max(const float *row, int64_t count)
