@@ -58,7 +58,7 @@ TSR_INLINE float tsr_lanes_sum(const float *lane)
 typedef float tsr_lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t tsr_lane_mask __attribute__((vector_size(64)));
 
-/* Lane l: lane index[l] (modulo their number) of a and b one behind the other. GCC has one
+/* Lane l: lane index[l] of a and b one behind the other, modulo their number. GCC has one
  * instruction for it; Clang, which has no shuffle by a variable, takes a loop. */
 #ifdef __clang__
 TSR_INLINE tsr_lanes tsr_shuffle2(tsr_lanes a, tsr_lanes b, tsr_lane_mask index)

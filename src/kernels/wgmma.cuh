@@ -285,7 +285,7 @@ static __device__ __forceinline__ void tsr_wgmma_128_of(float c[16][4], const ui
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "n"(COLUMNS));
 }
 
-/* And of 64 columns: c[j], j < 8. */
+/* The same of 64 columns: c[j], j < 8. */
 template <int COLUMNS>
 static __device__ __forceinline__ void tsr_wgmma_64_of(float c[8][4], const uint32_t a[4],
                                                        uint64_t right)
@@ -298,7 +298,7 @@ static __device__ __forceinline__ void tsr_wgmma_64_of(float c[8][4], const uint
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "n"(COLUMNS));
 }
 
-/* Of 64 columns, of tiles: c[j], j < 8. LEFT_COLUMNS: the left operand's rows are the columns of its tile, of
+/* As tsr_wgmma_128, of 64 columns: c[j], j < 8. LEFT_COLUMNS: the left operand's rows are the columns of its tile, of
  * tsr_wgmma_columns. */
 template <int LEFT_COLUMNS, int COLUMNS>
 static __device__ __forceinline__ void tsr_wgmma_64(float c[8][4], uint64_t left, uint64_t right,

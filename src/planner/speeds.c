@@ -50,9 +50,9 @@ static const figure figures[TSR_SPEED_COUNT] = {
  * ways. Added: h B^T and dS A onto a matrix. Narrow: dY B, dB, x A^T, dA, 0.65 at r 16 and 0.86 at r 384.
  * Merged: nf4_merge less nf4_dequant, 0.79 and 0.90 at r 384.
  *
- * Grouped: with even loads the four matmuls of a layer's experts reach 0.87 of bf16's roof (h200_peers.json) and 0.68 of
- * e4m3's (h200_experts_fp8.json). In a step of 4 layers, where experts have 63 to 1573 rows, 0.75 and 0.57 by its
- * timeline; 0.55 meets the steps of h200_experts_fp8.json better.
+ * Grouped: with the same number of rows for each expert, a layer's four matmuls reach 0.87 of bf16's roof (h200_peers.json)
+ * and 0.68 of e4m3's (h200_experts_fp8.json). In a step experts have 63 to 1573 rows: its timeline there shows 0.75 and
+ * 0.57, and 0.55 fits the steps in e4m3 better.
  *
  * Ends: half a wave of a matmul's tiles, fitted to h200_sweep.json and h200x4_tokens_offload.json, 512 to 4096 tokens.
  *
