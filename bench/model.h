@@ -90,7 +90,7 @@ typedef struct {
     uint64_t budget;                       /* of device memory */
     uint64_t free_first, free_last, total; /* device memory after step 1 and at the end */
     int64_t most_change;                   /* of free memory between the two, over all ranks */
-    int units, resident, selective, full, offloaded, host_units;
+    int units, resident, decoded, selective, full, offloaded, host_units;
     tsr_keep keep[BENCH_MOST_LAYERS]; /* what each layer may keep */
     uint64_t slot_bytes;
     double host_traffic; /* bytes that a step copies to the device on this rank */

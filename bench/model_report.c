@@ -125,11 +125,12 @@ static void add_memory(json_t *all, const bench_result *r)
                   "most_change_of_free_bytes", (json_int_t)r->most_change, "host_bytes",
                   (json_int_t)r->host_bytes));
     json_object_set_new(all, "plan",
-                        json_pack("{si sI si si si si si sf}", "units", r->units, "slot_bytes",
+                        json_pack("{si sI si si si si si si sf}", "units", r->units, "slot_bytes",
                                   (json_int_t)r->slot_bytes, "resident_units", r->resident,
-                                  "selective_layers", r->selective, "full_layers", r->full,
-                                  "offloaded_layers", r->offloaded, "host_units", r->host_units,
-                                  "host_to_device_bytes", r->host_traffic));
+                                  "decoded_layers", r->decoded, "selective_layers", r->selective,
+                                  "full_layers", r->full, "offloaded_layers", r->offloaded,
+                                  "host_units", r->host_units, "host_to_device_bytes",
+                                  r->host_traffic));
 }
 
 static double figure(const json_t *all, const char *key)

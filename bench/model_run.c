@@ -114,6 +114,7 @@ static void describe(bench_result *out, const bench_run *run, const tsr_job *job
     out->host_bytes =
         tsr_job_base_bytes(job, TSR_PLACE_HOST) + tsr_job_base_bytes(job, TSR_PLACE_NODE);
     out->resident = d->resident_count;
+    out->decoded = d->decoded_count;
     out->selective = d->selective_count;
     out->full = d->full_count;
     out->offloaded = d->offloaded_count;

@@ -305,6 +305,7 @@ typedef struct {
     tsr_config_offload offload;
     tsr_config_choice activation_offloading, optimizer_offload;
     int64_t resident_units; /* -1: auto */
+    int64_t decoded_layers; /* -1: auto */
     int64_t slots;
     int64_t context_span; /* rows of a micro-batch that row-wise nodes of a layer have at a time */
     int64_t context_parallel_size; /* ranks that share a micro-batch */

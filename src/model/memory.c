@@ -37,6 +37,56 @@ static tsr_status walk_stack(tsr_model_stack_state *state, const tsr_layout_stac
                        "double quantization: what is added to each expert's scales", matrices, 1);
 }
 
+/* Those of an fp8 base go to e4m3, in another layout for each direction. */
+static bool may_stay_decoded(const tsr_model_options *options, const tsr_layout_stack *stack)
+{
+    return stack->quantized && !(options->fp8 && tsr_layout_stack_fp8(stack));
+}
+
+static tsr_array decoded_array(const tsr_model_options *options, const tsr_layout_stack *stack)
+{
+    return (tsr_array){options->dtype, stack->experts * stack->out, stack->in};
+}
+
+uint64_t tsr_model_decoded_bytes(const tsr_model_options *options, int layer)
+{
+    const tsr_layout_unit *unit = &options->layout->unit[layer];
+    uint64_t bytes = 0;
+    for (int i = 0; i < tsr_layout_stacks(unit); i++)
+        if (may_stay_decoded(options, &unit->stack[i]))
+            bytes += tsr_array_bytes(decoded_array(options, &unit->stack[i]));
+    return bytes;
+}
+
+/* Layers below the lowest adapter have no backward, so they would save less. */
+int tsr_model_first_decoded(const tsr_model_options *options)
+{
+    int layer = options->layout->layer_count;
+    for (int left = options->decoded_layers; layer > 0 && left > 0; layer--)
+        left -= tsr_model_decoded_bytes(options, layer - 1) > 0;
+    return layer;
+}
+
+tsr_status tsr_model_walk_base(tsr_model *model, const tsr_model_options *options,
+                               tsr_take_buffer *device, void *user)
+{
+    for (int u = tsr_model_first_decoded(options); u < options->layout->layer_count; u++) {
+        const tsr_layout_unit *unit = &options->layout->unit[u];
+        for (int i = 0; i < tsr_layout_stacks(unit); i++) {
+            char name[160];
+            void *address = NULL;
+            if (!may_stay_decoded(options, &unit->stack[i]))
+                continue;
+            tsr_text_join(name, sizeof name, unit->stack[i].path, " decoded");
+            TSR_TRY(device(user, &address, name, "experts in 4 bits as matmuls read them",
+                           decoded_array(options, &unit->stack[i])));
+            if (model)
+                model->unit[u].stack[i].decoded = address;
+        }
+    }
+    return TSR_OK;
+}
+
 /* What stays for good: nested scales, DoRA's vectors, tables. */
 static tsr_status walk_unit(unit_state *state, const tsr_model_options *options, int index,
                             tsr_take_buffer *device, void *user)
@@ -300,6 +350,7 @@ tsr_status tsr_model_take_base(tsr_model *model, const tsr_model *from)
             const tsr_layout_stack *stack = &unit->stack[i];
             tsr_model_stack_state *own = &model->unit[u].stack[i], *its = &from->unit[u].stack[i];
             uint64_t matrices = tsr_layout_stack_matrices(stack);
+            own->decoded = its->decoded;
             TSR_TRY(copy_floats(model, own->nested_absmax, its->nested_absmax,
                                 matrices * tsr_layout_stack_nested(stack)));
             TSR_TRY(copy_floats(model, own->nested_map, its->nested_map, 256));

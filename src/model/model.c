@@ -301,18 +301,20 @@ static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
     }
 }
 
-static void resolve_stack(tsr_expert_stack *out, const tsr_model *model, int unit,
+static void resolve_stack(tsr_expert_stack *out, tsr_model *model, int unit,
                           const tsr_unit_view *view, int index)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
     const tsr_layout_stack *stack = &layout->stack[index];
-    const tsr_model_stack_state *state = &model->unit[unit].stack[index];
+    tsr_model_stack_state *state = &model->unit[unit].stack[index];
     *out = (tsr_expert_stack){.nested_absmax = state->nested_absmax,
                               .nested_map = state->nested_map,
                               .offset = state->offset,
                               .level = model->level,
                               .nested = stack->nested,
                               .mxfp4 = stack->mxfp4,
+                              .decoded = state->decoded,
+                              .is_decoded = &state->is_decoded,
                               .bias = vector_at(model, unit, view, stack->bias),
                               .r = stack->r,
                               .scale = stack->scale};

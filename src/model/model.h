@@ -99,6 +99,7 @@ typedef struct {
     const tsr_objective *objective;   /* NULL: the loss is the mean over labels */
     uint64_t seed;
     tsr_graph_rule graph_rule;
+    int decoded_layers;     /* the last so many whose experts stay decoded, as far as they can */
     double capacity_factor; /* of experts (node.h); 0: none is left out */
     bool auxiliary;         /* micro-batches may have an aux_weight */
     bool router_bias;       /* routers have corrections of their own, beside those of the layers */
@@ -120,8 +121,18 @@ tsr_status tsr_model_programs(tsr_layer_programs **out, const tsr_model_options 
  * offloaded. 0: it has no backward. */
 uint64_t tsr_model_kept_bytes(const tsr_model_options *options, int layer);
 
+/* Bytes of the experts of a layer if they stay decoded. 0: it has none that could. */
+uint64_t tsr_model_decoded_bytes(const tsr_model_options *options, int layer);
+
+/* The first layer whose experts stay decoded, if it has such; layer_count: none do. */
+int tsr_model_first_decoded(const tsr_model_options *options);
+
 /* Walks over the model's buffers in a fixed order: device memory through `device`, host memory
- * (staging) through `host`. With `model` NULL they are only told. */
+ * (staging) through `host`. With `model` NULL they are only told. First what belongs to the base, which models of one base
+ * have once. */
+tsr_status tsr_model_walk_base(tsr_model *model, const tsr_model_options *options,
+                               tsr_take_buffer *device, void *user);
+/* What is a model's own, next. */
 tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                           tsr_take_buffer *device, tsr_take_buffer *host, void *user);
 /* The rest, next: what is in these buffers lasts for a micro-batch at most. */
@@ -197,9 +208,11 @@ float *tsr_model_nested_absmax(tsr_model *model, int unit, int linear);
 float *tsr_model_nested_map(tsr_model *model, int unit, int linear);
 void tsr_model_set_offset(tsr_model *model, int unit, int linear, float offset);
 
-/* The same of a stack: [matrices, nested scales of one], [256], [matrices]. */
+/* The same of a stack: [matrices, nested scales of one], [256], [matrices]; and its weights where they stay decoded. */
 typedef struct {
     float *nested_absmax, *nested_map, *offset;
+    void *decoded; /* [experts, out, in]; NULL: they are decoded for each use */
+    bool is_decoded;
 } tsr_model_stack_state;
 
 const tsr_model_stack_state *tsr_model_stack(const tsr_model *model, int unit, int stack);

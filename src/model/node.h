@@ -97,7 +97,10 @@ typedef struct {
     const void *absmax;
     const float *nested_absmax, *nested_map, *level, *offset;
     bool nested;
-    bool mxfp4;      /* codes and absmax are those of kernels/mxfp4_dequant.h */
+    bool mxfp4; /* codes and absmax are those of kernels/mxfp4_dequant.h */
+    void
+        *decoded; /* [experts, out, in], where they stay decoded, or NULL; made by the first use: */
+    bool *is_decoded;
     tsr_frozen bias; /* [experts, out] */
     uint64_t r;      /* 0: no adapter */
     double scale;

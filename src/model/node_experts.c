@@ -3,7 +3,7 @@
  * (kernels/grouped_gemm.h).
  *
  * NF4 and MXFP4 are decoded in the forward and again in the backward: for some experts at a time, or as a GPU's kernel
- * multiplies. With an fp8 base NF4 is decoded to e4m3, and rows are quantized for each matmul (kernels/grouped_fp8.h).
+ * multiplies. Where there is memory for it they are decoded once, by the first forward. With an fp8 base NF4 is decoded to e4m3, and rows are quantized for each matmul (kernels/grouped_fp8.h).
  *
  * Adapters are never merged, and add no pass over the results: s x A^T, or s dz B, is made first, and is more summands of
  * the same matmul. The gradients of A and B are sums over the rows of both, of which the forward keeps the first, or the
@@ -114,13 +114,13 @@ tsr_expert_rows tsr_expert_rows_of(const tsr_expert_work *w, bool gather)
 }
 
 /* The weights of MXFP4, which are exact in any dtype. */
-static tsr_status decode_mxfp4(const tsr_expert_work *w, int64_t first, int64_t count)
+static tsr_status decode_mxfp4(const tsr_expert_work *w, void *out, int64_t first, int64_t count)
 {
     const tsr_expert_stack *s = w->stack;
     const tsr_linear_context *context = w->pass->context;
     int64_t parts = w->shape->parts;
     return context->kernels->mxfp4_dequant(
-        context->stream, &(tsr_mxfp4_dequant_args){.out = w->pass->workspace,
+        context->stream, &(tsr_mxfp4_dequant_args){.out = out,
                                                    .codes = s->codes,
                                                    .scales = s->absmax,
                                                    .first = first * parts,
@@ -149,11 +149,25 @@ static tsr_expert_weight_args stored_of(const tsr_expert_work *w)
                                     .dtype = w->pass->context->dtype};
 }
 
-/* Plain weights are multiplied with where they lie. */
-static const void *plain_of(const tsr_expert_work *w)
+/* The weights that are there whole, or NULL: plain ones, or those that stay decoded. */
+static tsr_status find_whole(const void **out, const tsr_expert_work *w)
 {
-    bool same = w->stack->plain.dtype == w->pass->context->dtype;
-    return same ? w->stack->plain.data : NULL;
+    const tsr_expert_stack *s = w->stack;
+    const tsr_linear_context *context = w->pass->context;
+    int64_t all = w->node->spec.experts.experts;
+    *out = s->plain.dtype == context->dtype ? s->plain.data : NULL;
+    if (!s->decoded)
+        return TSR_OK;
+    *out = s->decoded;
+    if (*s->is_decoded)
+        return TSR_OK;
+    *s->is_decoded = true;
+    if (s->mxfp4)
+        return decode_mxfp4(w, s->decoded, 0, all);
+    tsr_expert_weight_args weight = stored_of(w);
+    weight.out = s->decoded;
+    weight.count = all;
+    return context->kernels->expert_weight(context->stream, &weight);
 }
 
 static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args *args)
@@ -163,7 +177,7 @@ static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args
     for (int64_t first = 0; first < args->rows.experts; first += w->group) {
         args->first = first;
         args->count = args->rows.experts - first < w->group ? args->rows.experts - first : w->group;
-        TSR_TRY(decode_mxfp4(w, first, args->count));
+        TSR_TRY(decode_mxfp4(w, w->pass->workspace, first, args->count));
         TSR_TRY(context->kernels->grouped_gemm(context->stream, args));
     }
     return TSR_OK;
@@ -193,7 +207,6 @@ static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, con
     const tsr_expert_stack *s = w->stack;
     tsr_grouped_gemm_args args = {.z = z,
                                   .x = x,
-                                  .w = plain_of(w),
                                   .stored = stored_of(w),
                                   .scratch = w->pass->workspace,
                                   .held = w->group,
@@ -207,7 +220,8 @@ static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, con
                                   .backward = backward,
                                   .dtype = context->dtype};
     args.count = args.rows.experts;
-    if (s->mxfp4)
+    TSR_TRY(find_whole(&args.w, w));
+    if (s->mxfp4 && !args.w)
         return multiply_mxfp4(w, &args);
     return w->fp8 ? multiply_fp8(w, &args) : context->kernels->grouped_gemm(context->stream, &args);
 }
@@ -432,7 +446,7 @@ void tsr_cost_experts(const tsr_costing *c, const tsr_node *node, tsr_pass_kind 
         double element = NF4_BYTES + (stack->fp8 ? 1 : c->layer->element);
         tsr_cost_both(c, TSR_WORK_NF4, TSR_WORK_DECODE,
                       (tsr_work_amount){0, active * weight * element},
-                      (tsr_work_amount){0, spec->experts * weight * element});
+                      (tsr_work_amount){0, stack->decoded ? 0 : spec->experts * weight * element});
     }
 }
 

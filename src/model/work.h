@@ -96,7 +96,8 @@ typedef struct {
 typedef struct {
     double r;
     bool nf4;
-    bool fp8; /* multiplied in e4m3 */
+    bool decoded; /* and stays so */
+    bool fp8;     /* multiplied in e4m3 */
 } tsr_work_stack;
 
 typedef struct {

@@ -99,11 +99,24 @@ static tsr_status widen_attention(tsr_decision *d, const contest *k, tsr_choice 
     return tsr_decide_try(d, k->inputs, k->view, c);
 }
 
+/* Of all uses of memory the one with the least to gain: a layer of Qwen3-30B-A3B takes 1.1 GiB and saves 0.9 ms of a step. */
+static tsr_status keep_decoded(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    const tsr_inputs *inputs = k->inputs;
+    uint64_t room = room_for_residents(d, inputs);
+    bool may = inputs->cuda && inputs->config.decoded_layers < 0 && !d->room.base &&
+               tsr_decide_bytes(d) < room && inputs->layout.config.experts.count > 0;
+    if (!may || (moves(d, c) && d->resident_count < inputs->layout.plan_unit_count))
+        return TSR_OK;
+    return tsr_decide_fill_decoded(d, inputs, k->view, c, room);
+}
+
 /* What is left of the memory. */
 static tsr_status use_room(tsr_decision *d, const contest *k, tsr_choice *c)
 {
     TSR_TRY(keep_adapter(d, k, c));
-    return widen_attention(d, k, c);
+    TSR_TRY(widen_attention(d, k, c));
+    return keep_decoded(d, k, c);
 }
 
 /* resident_units auto: what is free is used for units that need no copy and no gather any more. */

@@ -67,6 +67,9 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
                              tsr_run_buffers *buffers)
 {
     TSR_TRY(tsr_store_walk(&decision->store, taker));
+    taker->use = TSR_BUFFER_BASE;
+    TSR_TRY(tsr_model_walk_base(model, &decision->model, tsr_taker_device, taker));
+    taker->use = TSR_BUFFER_OWN;
     TSR_TRY(tsr_model_walk(model, &decision->model, tsr_taker_device, tsr_taker_host, taker));
     taker->use = TSR_BUFFER_SCRATCH;
     TSR_TRY(
@@ -147,6 +150,18 @@ static tsr_graph_rule graph_rule(const tsr_config *config)
     return rule[config->lora_graph];
 }
 
+static void set_decoded(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
+{
+    int64_t wanted = inputs->config.decoded_layers < 0 ? c->decoded : inputs->config.decoded_layers;
+    int layers = inputs->layout.layer_count;
+    if (d->room.base)
+        wanted = d->room.base->decoded_count;
+    d->model.decoded_layers = wanted < layers ? (int)wanted : layers;
+    d->decoded_count = 0;
+    for (int i = tsr_model_first_decoded(&d->model); i < layers; i++)
+        d->decoded_count += tsr_model_decoded_bytes(&d->model, i) > 0;
+}
+
 static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     const tsr_config *config = &inputs->config;
@@ -178,6 +193,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
         .atomics = !config->deterministic,
         .wider = c->wider,
         .contributions = tsr_inputs_contributions(inputs, &c->bounds)};
+    set_decoded(d, inputs, c);
 }
 
 /* Evenly spread: a copy then hides behind several layers, and the links are at work during the whole forward and the whole
@@ -368,20 +384,33 @@ tsr_status tsr_decide_search(bool *fits, tsr_decision *d, const tsr_inputs *inpu
     return try_steps(fits, d, inputs, view, c, high);
 }
 
+/* *number of `c`: the most up to `high` whose plan is within `room` bytes of the device. */
+static tsr_status fill(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
+                       tsr_choice *c, int64_t *number, int64_t high, uint64_t room)
+{
+    int64_t low = 0;
+    while (low < high) {
+        *number = (low + high + 1) / 2;
+        TSR_TRY(tsr_decide_try(d, inputs, view, c));
+        if (tsr_decide_bytes(d) <= room)
+            low = *number;
+        else
+            high = *number - 1;
+    }
+    *number = low;
+    return tsr_decide_try(d, inputs, view, c);
+}
+
 tsr_status tsr_decide_fill(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
                            tsr_choice *c, uint64_t room)
 {
-    int64_t low = 0, high = inputs->layout.plan_unit_count;
-    while (low < high) {
-        c->resident = (low + high + 1) / 2;
-        TSR_TRY(tsr_decide_try(d, inputs, view, c));
-        if (tsr_decide_bytes(d) <= room)
-            low = c->resident;
-        else
-            high = c->resident - 1;
-    }
-    c->resident = low;
-    return tsr_decide_try(d, inputs, view, c);
+    return fill(d, inputs, view, c, &c->resident, inputs->layout.plan_unit_count, room);
+}
+
+tsr_status tsr_decide_fill_decoded(tsr_decision *d, const tsr_inputs *inputs,
+                                   const tsr_topology_view *view, tsr_choice *c, uint64_t room)
+{
+    return fill(d, inputs, view, c, &c->decoded, inputs->layout.layer_count, room);
 }
 
 static void home_range(tsr_config_offload *first, tsr_config_offload *last,

@@ -157,6 +157,8 @@ static tsr_work_layer describe(const costing *c, int u)
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     for (int i = 0; i < layer.program->block->matrix_count; i++)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
+    for (int i = 0; i < layer.program->block->stack_count; i++)
+        layer.stack[i].decoded = u >= tsr_model_first_decoded(&d->model) && !layer.stack[i].fp8;
     return layer;
 }
 

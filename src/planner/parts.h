@@ -17,6 +17,7 @@ typedef struct {
     int64_t resident; /* units that stay on the device whole */
     bool keeps;       /* the gathered adapter stays, too, and gradients are reduced late */
     int wider;        /* launches of attention's backward */
+    int64_t decoded;  /* layers whose experts stay decoded, where the configuration leaves it open */
     int offloaded;    /* layers that train whose activations go to host memory */
     bool some;        /* there are some, and their number is free */
     bool state;       /* of the optimizer goes there */
@@ -100,6 +101,10 @@ bool tsr_decide_ignore_shown(tsr_decision *d, const tsr_inputs *inputs);
 /* The most units that stay on the device whole within `room` bytes of it; the decision holds them. */
 tsr_status tsr_decide_fill(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
                            tsr_choice *c, uint64_t room);
+
+/* The same of layers whose experts stay decoded. */
+tsr_status tsr_decide_fill_decoded(tsr_decision *d, const tsr_inputs *inputs,
+                                   const tsr_topology_view *view, tsr_choice *c, uint64_t room);
 
 /* Of the device, with what is beside the arena. */
 uint64_t tsr_decide_bytes(const tsr_decision *d);

@@ -274,14 +274,15 @@ static uint64_t largest_unit(const tsr_decision *d, int first, int end)
 }
 
 /* Of a model that has them. */
-static void print_json_experts(tsr_text *out, const tsr_layout *layout)
+static void print_json_experts(tsr_text *out, const tsr_decision *d, const tsr_layout *layout)
 {
     const tsr_model_experts *e = &layout->config.experts;
     if (layout->idle_count)
         tsr_text_printf(out,
                         ",\"experts\":%" PRIu64 ",\"experts_of_a_token\":%" PRIu64
-                        ",\"active_parameters\":%" PRIu64,
-                        e->count, e->chosen, layout->parameter_count - layout->idle_count);
+                        ",\"active_parameters\":%" PRIu64 ",\"decoded_layers\":%d",
+                        e->count, e->chosen, layout->parameter_count - layout->idle_count,
+                        d->decoded_count);
 }
 
 static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
@@ -312,7 +313,7 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1,
         tsr_decide_tile_rows(d), d->model.spans.ranks, d->model.bounds.tokens, heads.groups,
         heads.by_heads ? "true" : "false");
-    print_json_experts(out, layout);
+    print_json_experts(out, d, layout);
     tsr_text_puts(out, ",\n\"units\":[");
     for (int i = 0; i < layout->plan_unit_count; i++) {
         const tsr_unit *unit = &d->units[i];
@@ -456,6 +457,9 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
         tsr_decide_put_experts(out, &inputs->layout);
         tsr_text_puts(out, "\n");
     }
+    if (d->decoded_count)
+        tsr_text_printf(out, "those of %d layers are decoded once and stay so (decoded_layers)\n",
+                        d->decoded_count);
     print_units(out, d, &inputs->layout);
     print_kept(out, d, inputs->layout.layer_count);
     if (d->stride)

@@ -23,6 +23,7 @@ static const struct {
 } rows[] = {
     {"frozen.resident", "", "base weights, gathered once and kept"},
     {"frozen.", "", "base weights"},
+    {"", "experts in 4 bits", "experts, decoded once and kept"},
     {"", "double quantization", "base weights"},
     {"NF4 levels", "", "base weights"},
     {"trainable.m", "AdamW", "optimizer states"},
@@ -323,6 +324,8 @@ static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
         tsr_text_printf(&line, "; layers in tiles of %" PRId64 " tokens", tsr_decide_tile_rows(d));
     tsr_text_puts(&line, "; ");
     put_base(&line, d, inputs);
+    if (d->decoded_count)
+        tsr_text_printf(&line, "; experts of %d layers stay decoded", d->decoded_count);
     if (d->offloaded_count > 0)
         tsr_text_printf(&line, "; activations of %d layers in host memory", d->offloaded_count);
     if (d->state_offloaded)

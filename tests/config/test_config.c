@@ -110,6 +110,7 @@ static void test_defaults(void **state)
     assert_int_equal(c.activation_offloading, TSR_CONFIG_CHOICE_AUTO);
     assert_int_equal(c.optimizer_offload, TSR_CONFIG_CHOICE_AUTO);
     assert_int_equal(c.resident_units, -1);
+    assert_int_equal(c.decoded_layers, -1);
     assert_int_equal(c.slots, 2);
     assert_int_equal(c.unit_policy.layers, 1);
     assert_int_equal(c.unit_policy.bytes, 0);
@@ -139,7 +140,8 @@ static const char everything[] =
          "lr_scheduler_kwargs: {min_lr_rate: 0.1, num_cycles: 1}\n"
          "report_to: [none]\nresume_from_checkpoint: false\nlog_level: warning\n"
          "logging_steps: 0.1\ntotal_batch_size: 8\nper_device_train_batch_size: 2\n"
-         "data_seed: 7\nuse_dora: true\noffload: sharded\nresident_units: 3\nprogress: lines\n"
+         "data_seed: 7\nuse_dora: true\noffload: sharded\nresident_units: 3\n"
+         "decoded_layers: 2\nprogress: lines\n"
          "activation_offloading: yes\noptimizer_offload: false\n"
          "chat_template_path: \"t \\u00fc\\t.jinja\"\neos_token: <|im_end|>\n";
 
@@ -186,6 +188,7 @@ static void test_typed_by_key(void **state)
     assert_int_equal(c.activation_offloading, TSR_CONFIG_CHOICE_YES);
     assert_int_equal(c.optimizer_offload, TSR_CONFIG_CHOICE_NO);
     assert_int_equal(c.resident_units, 3);
+    assert_int_equal(c.decoded_layers, 2);
     assert_string_equal(c.chat_template, "t \xc3\xbc\t.jinja");
     assert_string_equal(c.eos_token, "<|im_end|>");
     assert_true(tsr_config_is_set(&c, "warmup_steps"));

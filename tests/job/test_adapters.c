@@ -113,6 +113,40 @@ static void test_shared(void **state)
     members_free(&all);
 }
 
+/* The second finds the experts that the first has decoded. */
+static void test_decoded_experts(void **state)
+{
+    static const char *const keys[2][4] = {
+        {"dataset: %s/few.jsonl", "lora_r: 4", "max_steps: 3"},
+        {"dataset: %s/few.jsonl", "lora_r: 8", "max_steps: 2", "seed: 7"}};
+    static const char common[] =
+        "model_name_or_path: " TSR_SOURCE_DIR "/tests/golden/families/qwen3_moe/checkpoint\n"
+        "total_batch_size: 3\nper_device_train_batch_size: 1\n";
+    tsr_auto_text list = {0};
+    members_run all;
+    (void)state;
+    job_write_documents("few.jsonl", 10, 256, 1);
+    tsr_text_printf(&list, "%sdecoded_layers: 2\nadapters:\n", common);
+    for (int m = 0; m < 2; m++) {
+        tsr_text_printf(&list, "- name: member%d\n", m);
+        for (int i = 0; i < 4 && keys[m][i]; i++)
+            members_put_key(&list, "  ", keys[m][i]);
+    }
+    members_run_all(&all, 1,
+                    (members_run){.count = 2, .config = tsr_text_string(&list), .poison = true});
+    for (int m = 0; m < 2; m++) {
+        tsr_auto_text config = {0};
+        job_result alone;
+        tsr_text_printf(&config, "%ssave_strategy: no\n", common);
+        for (int i = 0; i < 4 && keys[m][i]; i++)
+            members_put_key(&config, "", keys[m][i]);
+        job_run(&alone, 1, tsr_text_string(&config));
+        job_assert_same(&alone, &all.result[m], "of two adapters on decoded experts");
+        job_result_free(&alone);
+    }
+    members_free(&all);
+}
+
 /* Stopped after two rounds, when the shortest has done all its steps, and resumed. */
 static void test_resume(void **state)
 {
@@ -340,9 +374,9 @@ int main(int argc, char **argv)
 {
     job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_shared),
-        cmocka_unit_test(test_resume),        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_budget),        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_without_a_list)};
+        cmocka_unit_test(test_same_bits),       cmocka_unit_test(test_shared),
+        cmocka_unit_test(test_decoded_experts), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_order),           cmocka_unit_test(test_without_a_list)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1,7 +1,7 @@
 /*
  * Jobs on a model with experts: the same bits and exactly the planned memory for every recomputation, home and
  * unit_policy, with what is offloaded, on 1 to 4 ranks, which may share long micro-batches; with adapters on attention alone, on everything and on experts
- * alone; with an fp8 base.
+ * alone; with an fp8 base; with experts that stay decoded.
  *
  *     test_job_experts                        on the CPU
  *     test_job_experts BACKEND DTYPE RANKS    on the ranks that a machine has GPUs for
@@ -32,18 +32,21 @@ static const struct {
     const char *config;
     int units; /* 0: by the adapter */
 } uses[] = {
-    {3, "gradient_checkpointing: none\noffload: none\n", 4},
+    {3, "gradient_checkpointing: none\noffload: none\ndecoded_layers: 1\n", 4},
     {1, "gradient_checkpointing: full\noffload: sharded\n", 4},
     {3,
      "gradient_checkpointing: selective\noffload: sharded\nresident_units: 2\n"
      "activation_offloading: true\noptimizer_offload: true\n",
      4},
-    {1, "gradient_checkpointing: sqrt\noffload: full\nslots: 3\n", 4},
+    {1, "gradient_checkpointing: sqrt\noffload: full\nslots: 3\ndecoded_layers: 2\n", 4},
     {3, "gradient_checkpointing: sqrt\nunit_policy: 2\n", 3},
     {3, "gradient_checkpointing: selective\nunit_policy: [self_attn, mlp.experts]\n", 7},
     {1, "gradient_checkpointing: none\nunit_policy: [mlp.experts.down_proj]\noffload: sharded\n",
      0},
-    {3, "gradient_checkpointing: full\nunit_policy: [experts]\nactivation_offloading: true\n", 0},
+    {3,
+     "gradient_checkpointing: full\nunit_policy: [experts]\nactivation_offloading: true\n"
+     "decoded_layers: 3\n",
+     0},
     {3, "gradient_checkpointing: full\nunit_policy: fine\noffload: full\n", 0},
     {4,
      "gradient_checkpointing: selective\nunit_policy: fine\noffload: sharded\n"
@@ -135,7 +138,7 @@ static void run_tiles(const char *model, const char *more)
         const char *config;
     } ways[] = {
         {1, "gradient_checkpointing: sqrt\nunit_policy: [self_attn, mlp.experts]\n"},
-        {2, "context_parallel_size: 2\ngradient_checkpointing: none\n"},
+        {2, "context_parallel_size: 2\ngradient_checkpointing: none\ndecoded_layers: 1\n"},
         {3, "context_parallel_size: 3\ngradient_checkpointing: full\nactivation_offloading: true\n"
             "unit_policy: [experts]\n"},
         {4, "context_parallel_size: 2\ngradient_checkpointing: selective\noffload: sharded\n"},
@@ -175,12 +178,13 @@ static void test_tiles(void **state)
 /* ---- an fp8 base ---- */
 
 static struct {
-    int in_dtype, in_e4m3;
+    int in_dtype, in_e4m3, whole, decoded;
 } multiplied;
 
 static tsr_status count_gemm(tsr_stream *stream, const tsr_grouped_gemm_args *args)
 {
     multiplied.in_dtype++;
+    multiplied.whole += args->w && args->count == args->rows.experts;
     return tsr_kernels_cpu()->grouped_gemm(stream, args);
 }
 
@@ -189,6 +193,18 @@ static tsr_status count_fp8(tsr_stream *stream, const tsr_grouped_fp8_args *args
     multiplied.in_e4m3++;
     assert_false(args->fast);
     return tsr_kernels_cpu()->grouped_fp8(stream, args);
+}
+
+static tsr_status count_nf4(tsr_stream *stream, const tsr_expert_weight_args *args)
+{
+    multiplied.decoded++;
+    return tsr_kernels_cpu()->expert_weight(stream, args);
+}
+
+static tsr_status count_mxfp4(tsr_stream *stream, const tsr_mxfp4_dequant_args *args)
+{
+    multiplied.decoded++;
+    return tsr_kernels_cpu()->mxfp4_dequant(stream, args);
 }
 
 /* The loss of a step on one CPU, and how its experts were multiplied. */
@@ -210,6 +226,8 @@ static double loss_of(const char *model, const char *keys)
     memset(&multiplied, 0, sizeof multiplied);
     counting.grouped_gemm = count_gemm;
     counting.grouped_fp8 = count_fp8;
+    counting.expert_weight = count_nf4;
+    counting.mxfp4_dequant = count_mxfp4;
     job->model->options.kernels = &counting;
     assert_int_equal(tsr_job_step(job, &report), 0);
     tsr_job_destroy(job);
@@ -234,6 +252,25 @@ static void test_what_is_multiplied(void **state)
     assert_int_equal(multiplied.in_dtype, all);
     assert_int_equal(multiplied.in_e4m3, 0);
     assert_true(with != without && fabs(with / without - 1) < 1e-2);
+}
+
+/* Of 2 layers with experts, which have 2 stacks each. */
+static void test_decoded_once(void **state)
+{
+    static const char *const models[] = {"qwen3_moe", "gpt_oss_mxfp4"};
+    (void)state;
+    for (size_t i = 0; i < COUNT(models); i++) {
+        double loss = loss_of(models[i], "decoded_layers: auto\n"); /* on a CPU none */
+        int all = multiplied.in_dtype, each_time = multiplied.decoded;
+        assert_int_equal(each_time, i ? all : 0); /* NF4 by grouped_gemm itself */
+        assert_float_equal(loss_of(models[i], "decoded_layers: 1\n"), loss, 0);
+        assert_int_equal(multiplied.in_dtype, all);
+        assert_int_equal(multiplied.decoded, each_time / 2 + 2);
+        assert_float_equal(loss_of(models[i], "decoded_layers: 9\n"), loss, 0);
+        assert_int_equal(multiplied.in_dtype, all);
+        assert_int_equal(multiplied.whole, all);
+        assert_int_equal(multiplied.decoded, 4);
+    }
 }
 
 /* Layers whose experts are stored otherwise have a program of their own. */
@@ -398,6 +435,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_experts_alone),
         cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_what_is_multiplied),
+        cmocka_unit_test(test_decoded_once),
         cmocka_unit_test(test_a_layer_left_out),
         cmocka_unit_test(test_fp8),
         cmocka_unit_test(test_faster),

@@ -255,14 +255,15 @@ static double expect_run(const json_t *run, const tsr_speeds *speeds, int then)
     snprintf(text, sizeof text,
              "model_name_or_path: %s\noutput_dir: out\nbackend: cpu\nlora_r: %d\nuse_dora: %s\n"
              "per_device_train_batch_size: %d\nmax_length: %d\ngradient_checkpointing: %s\n"
-             "offload: %s\nresident_units: %d\n",
+             "offload: %s\nresident_units: %d\ndecoded_layers: %d\n",
              scratch_path(""), (int)number(run, "r"),
              strcmp(word(run, "adapter"), "dora") ? "false" : "true", (int)number(run, "batch"),
              (int)number(run, "length"),
              !strcmp(recompute, "none")   ? "false"
              : !strcmp(recompute, "full") ? "true"
                                           : recompute,
-             word(run, "offload"), (int)number(json_object_get(run, "plan"), "resident_units"));
+             word(run, "offload"), (int)number(json_object_get(run, "plan"), "resident_units"),
+             (int)number(json_object_get(run, "plan"), "decoded_layers"));
     add_budget(text, sizeof text, run);
     add_overrides(text, sizeof text, run);
     decide_on(&decision, &inputs, text, ranks, ranks, TSR_BUDGET_UNKNOWN, speeds);
@@ -428,8 +429,7 @@ static int residents(const tsr_speeds *speeds, uint64_t free_bytes, uint64_t mem
                  memory_budget >> 20);
     decide_on(&d, &inputs, config(more), 2, 2, free_bytes, speeds);
     check_fastest(&d);
-    assert_true(free_bytes == TSR_BUDGET_UNKNOWN ||
-                chosen(&d)->device_bytes <= free_bytes / 16 * 15);
+    assert_true(chosen(&d)->device_bytes <= free_bytes / 16 * 15);
     int count = d.resident_count;
     *reduces_late = d.plan->reduces_late;
     tsr_decision_free(&d);
@@ -546,12 +546,10 @@ static void test_room_for_attention(void **state)
         tsr_decision_free(&d);
         tsr_inputs_close(&inputs);
     }
-    assert_int_equal(wider[0], 0);
-    assert_int_equal(wider[2], 0);
+    assert_true(wider[0] == 0 && wider[2] == 0);
     assert_int_equal(bytes[0], bytes[2]);
     bool cut = tsr_kernels_cudnn_version(&(tsr_library_version){0}) != TSR_EUNSUPPORTED;
-    assert_int_equal(wider[1], cut ? 2 : 0);
-    assert_int_equal(wider[3], cut ? 1 : 0);
+    assert_true(wider[1] == (cut ? 2 : 0) && wider[3] == (cut ? 1 : 0));
     assert_true(bytes[3] <= budget[3] && bytes[3] >= bytes[0] && bytes[1] >= bytes[3]);
 }
 
@@ -664,6 +662,29 @@ static void test_sharing(void **state)
     assert_true(uneven > 0.44 && uneven < 0.56);
 }
 
+/* Memory that nothing else needs keeps experts decoded, which saves a tenth of a step's time. */
+static void test_room_for_experts(void **state)
+{
+    static const uint64_t free_bytes[] = {TSR_BUDGET_UNKNOWN, 100ull << 30, 140ull << 30};
+    double seconds[3], layers[3];
+    tsr_speeds speeds;
+    (void)state;
+    write_model("qwen3-30b-a3b", 48);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    for (int i = 0; i < 3; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_decision d;
+        decide_on(&d, &inputs, config("backend: cuda\n"), 1, 1, free_bytes[i], &speeds);
+        assert_true(chosen(&d)->device_bytes <= free_bytes[i] / 16 * 15);
+        layers[i] = d.decoded_count;
+        seconds[i] = d.expected.simulation.step;
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+    assert_true(layers[0] == 0 && layers[1] > 0 && layers[1] < layers[2] && layers[2] == 48);
+    assert_true(seconds[2] < seconds[1] && seconds[2] < 0.95 * seconds[0]);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -671,7 +692,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_groups_and_networks), cmocka_unit_test(test_sharing)};
     const struct CMUnitTest cards[] = {
         cmocka_unit_test(test_units_stay_on_gpus), cmocka_unit_test(test_slow_links),
-        cmocka_unit_test(test_atomics_need_less), cmocka_unit_test(test_room_for_attention)};
+        cmocka_unit_test(test_atomics_need_less), cmocka_unit_test(test_room_for_attention),
+        cmocka_unit_test(test_room_for_experts)};
     if (argc > 1 && !strcmp(argv[1], "cards"))
         return cmocka_run_group_tests(cards, scratch_setup, scratch_teardown);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
