@@ -37,15 +37,17 @@ static tsr_status walk_stack(tsr_model_stack_state *state, const tsr_layout_stac
                        "double quantization: what is added to each expert's scales", matrices, 1);
 }
 
-/* Those of an fp8 base go to e4m3, in another layout for each direction. */
-static bool may_stay_decoded(const tsr_model_options *options, const tsr_layout_stack *stack)
+/* Those of an fp8 base lie in another order for each direction. */
+static int decoded_orders(const tsr_model_options *options, const tsr_layout_stack *stack)
 {
-    return stack->quantized && !(options->fp8 && tsr_layout_stack_fp8(stack));
+    bool by_direction = options->train && options->fp8 && tsr_layout_stack_fp8(stack);
+    return !stack->quantized ? 0 : by_direction ? 2 : 1;
 }
 
 static tsr_array decoded_array(const tsr_model_options *options, const tsr_layout_stack *stack)
 {
-    return (tsr_array){options->dtype, stack->experts * stack->out, stack->in};
+    tsr_dtype dtype = options->fp8 && tsr_layout_stack_fp8(stack) ? TSR_F8_E4M3 : options->dtype;
+    return (tsr_array){dtype, stack->experts * stack->out, stack->in};
 }
 
 uint64_t tsr_model_decoded_bytes(const tsr_model_options *options, int layer)
@@ -53,8 +55,8 @@ uint64_t tsr_model_decoded_bytes(const tsr_model_options *options, int layer)
     const tsr_layout_unit *unit = &options->layout->unit[layer];
     uint64_t bytes = 0;
     for (int i = 0; i < tsr_layout_stacks(unit); i++)
-        if (may_stay_decoded(options, &unit->stack[i]))
-            bytes += tsr_array_bytes(decoded_array(options, &unit->stack[i]));
+        bytes += (uint64_t)decoded_orders(options, &unit->stack[i]) *
+                 tsr_array_bytes(decoded_array(options, &unit->stack[i]));
     return bytes;
 }
 
@@ -67,22 +69,34 @@ int tsr_model_first_decoded(const tsr_model_options *options)
     return layer;
 }
 
+static tsr_status walk_decoded(tsr_decoded_stack *state, const tsr_model_options *options,
+                               const tsr_layout_stack *stack, tsr_take_buffer *device, void *user)
+{
+    static const char *const names[] = {" decoded", " decoded, transposed"};
+    static const char why[] = "experts in 4 bits as matmuls read them";
+    int orders = decoded_orders(options, stack);
+    for (int i = 0; i < orders; i++) {
+        char name[160];
+        void *address = NULL;
+        tsr_text_join(name, sizeof name, stack->path, names[i]);
+        TSR_TRY(device(user, &address, name, why, decoded_array(options, stack)));
+        if (state)
+            state->whole[i] = address;
+    }
+    if (!orders || !options->fp8 || !tsr_layout_stack_fp8(stack))
+        return TSR_OK;
+    return take_floats(state ? &state->scale : NULL, device, user, stack->path, " decoded scales",
+                       why, stack->experts, 1);
+}
+
 tsr_status tsr_model_walk_base(tsr_model *model, const tsr_model_options *options,
                                tsr_take_buffer *device, void *user)
 {
     for (int u = tsr_model_first_decoded(options); u < options->layout->layer_count; u++) {
         const tsr_layout_unit *unit = &options->layout->unit[u];
-        for (int i = 0; i < tsr_layout_stacks(unit); i++) {
-            char name[160];
-            void *address = NULL;
-            if (!may_stay_decoded(options, &unit->stack[i]))
-                continue;
-            tsr_text_join(name, sizeof name, unit->stack[i].path, " decoded");
-            TSR_TRY(device(user, &address, name, "experts in 4 bits as matmuls read them",
-                           decoded_array(options, &unit->stack[i])));
-            if (model)
-                model->unit[u].stack[i].decoded = address;
-        }
+        for (int i = 0; i < tsr_layout_stacks(unit); i++)
+            TSR_TRY(walk_decoded(model ? &model->unit[u].stack[i].decoded : NULL, options,
+                                 &unit->stack[i], device, user));
     }
     return TSR_OK;
 }

@@ -211,8 +211,7 @@ void tsr_model_set_offset(tsr_model *model, int unit, int linear, float offset);
 /* The same of a stack: [matrices, nested scales of one], [256], [matrices]; and its weights where they stay decoded. */
 typedef struct {
     float *nested_absmax, *nested_map, *offset;
-    void *decoded; /* [experts, out, in]; NULL: they are decoded for each use */
-    bool is_decoded;
+    tsr_decoded_stack decoded;
 } tsr_model_stack_state;
 
 const tsr_model_stack_state *tsr_model_stack(const tsr_model *model, int unit, int stack);

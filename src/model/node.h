@@ -90,6 +90,15 @@ static inline tsr_matrix_traits tsr_stack_traits(const tsr_block *block, int sta
     return (tsr_matrix_traits){.r = r, .low = r * (uint64_t)node->spec.experts.chosen, .fp8 = fp8};
 }
 
+/* The weights of a stack that stay decoded: made by the first pass that multiplies by them. */
+typedef struct {
+    /* [experts, out, in] in the compute dtype, for both directions; or with an fp8 base uint8_t, forward, and
+     * [experts, in, out], backward. NULL: decoded for each use. */
+    void *whole[2];
+    float *scale; /* of an fp8 base: [experts] */
+    bool is_made[2];
+} tsr_decoded_stack;
+
 /* A stack as it lies in the gathered unit: of kernels/expert_weight.h. Borrowed. */
 typedef struct {
     tsr_frozen plain; /* data NULL: NF4 */
@@ -97,12 +106,10 @@ typedef struct {
     const void *absmax;
     const float *nested_absmax, *nested_map, *level, *offset;
     bool nested;
-    bool mxfp4; /* codes and absmax are those of kernels/mxfp4_dequant.h */
-    void
-        *decoded; /* [experts, out, in], where they stay decoded, or NULL; made by the first use: */
-    bool *is_decoded;
-    tsr_frozen bias; /* [experts, out] */
-    uint64_t r;      /* 0: no adapter */
+    bool mxfp4;                 /* codes and absmax are those of kernels/mxfp4_dequant.h */
+    tsr_decoded_stack *decoded; /* or NULL */
+    tsr_frozen bias;            /* [experts, out] */
+    uint64_t r;                 /* 0: no adapter */
     double scale;
     const void *a, *b; /* [experts, r, in], [experts, out, r] */
 } tsr_expert_stack;

@@ -149,25 +149,38 @@ static tsr_expert_weight_args stored_of(const tsr_expert_work *w)
                                     .dtype = w->pass->context->dtype};
 }
 
-/* The weights that are there whole, or NULL: plain ones, or those that stay decoded. */
-static tsr_status find_whole(const void **out, const tsr_expert_work *w)
+/* All of a stack, for its first use in a direction. */
+static tsr_status decode_all(const tsr_expert_work *w, void *out, bool backward)
 {
-    const tsr_expert_stack *s = w->stack;
     const tsr_linear_context *context = w->pass->context;
     int64_t all = w->node->spec.experts.experts;
-    *out = s->plain.dtype == context->dtype ? s->plain.data : NULL;
-    if (!s->decoded)
-        return TSR_OK;
-    *out = s->decoded;
-    if (*s->is_decoded)
-        return TSR_OK;
-    *s->is_decoded = true;
-    if (s->mxfp4)
-        return decode_mxfp4(w, s->decoded, 0, all);
     tsr_expert_weight_args weight = stored_of(w);
-    weight.out = s->decoded;
+    if (w->stack->mxfp4)
+        return decode_mxfp4(w, out, 0, all);
+    weight.out = out;
     weight.count = all;
-    return context->kernels->expert_weight(context->stream, &weight);
+    if (!w->fp8)
+        return context->kernels->expert_weight(context->stream, &weight);
+    weight.dtype = TSR_F8_E4M3;
+    return context->kernels->expert_fp8(context->stream,
+                                        &(tsr_expert_fp8_args){.weight = weight,
+                                                               .scale = w->stack->decoded->scale,
+                                                               .transposed = backward});
+}
+
+/* The weights that are there whole, or NULL: plain ones, or those that stay decoded. */
+static tsr_status find_whole(const void **out, const tsr_expert_work *w, bool backward)
+{
+    const tsr_expert_stack *s = w->stack;
+    int order = w->fp8 && backward;
+    *out = s->plain.dtype == w->pass->context->dtype ? s->plain.data : NULL;
+    if (!s->decoded || !s->decoded->whole[order])
+        return TSR_OK;
+    *out = s->decoded->whole[order];
+    if (s->decoded->is_made[order])
+        return TSR_OK;
+    s->decoded->is_made[order] = true;
+    return decode_all(w, s->decoded->whole[order], backward);
 }
 
 static tsr_status multiply_mxfp4(const tsr_expert_work *w, tsr_grouped_gemm_args *args)
@@ -193,11 +206,11 @@ static tsr_status multiply_fp8(const tsr_expert_work *w, tsr_grouped_gemm_args *
                           args->backward ? args->out : args->in, context->dtype);
     TSR_TRY(context->kernels->fp8_quantize(context->stream, &quantize));
     args->x = w->row_codes;
-    return context->kernels->grouped_fp8(context->stream,
-                                         &(tsr_grouped_fp8_args){.gemm = *args,
-                                                                 .x_scale = w->row_scale,
-                                                                 .w_scale = w->weight_scale,
-                                                                 .fast = context->fp8.fast});
+    float *w_scale = args->w ? w->stack->decoded->scale : w->weight_scale;
+    return context->kernels->grouped_fp8(
+        context->stream,
+        &(tsr_grouped_fp8_args){
+            .gemm = *args, .x_scale = w->row_scale, .w_scale = w_scale, .fast = context->fp8.fast});
 }
 
 static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, const void *low,
@@ -220,7 +233,7 @@ static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, con
                                   .backward = backward,
                                   .dtype = context->dtype};
     args.count = args.rows.experts;
-    TSR_TRY(find_whole(&args.w, w));
+    TSR_TRY(find_whole(&args.w, w, backward));
     if (s->mxfp4 && !args.w)
         return multiply_mxfp4(w, &args);
     return w->fp8 ? multiply_fp8(w, &args) : context->kernels->grouped_gemm(context->stream, &args);

@@ -158,7 +158,7 @@ static tsr_work_layer describe(const costing *c, int u)
     for (int i = 0; i < layer.program->block->matrix_count; i++)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
     for (int i = 0; i < layer.program->block->stack_count; i++)
-        layer.stack[i].decoded = u >= tsr_model_first_decoded(&d->model) && !layer.stack[i].fp8;
+        layer.stack[i].decoded = u >= tsr_model_first_decoded(&d->model);
     return layer;
 }
 

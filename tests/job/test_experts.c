@@ -191,6 +191,7 @@ static tsr_status count_gemm(tsr_stream *stream, const tsr_grouped_gemm_args *ar
 static tsr_status count_fp8(tsr_stream *stream, const tsr_grouped_fp8_args *args)
 {
     multiplied.in_e4m3++;
+    multiplied.whole += args->gemm.w != NULL;
     assert_false(args->fast);
     return tsr_kernels_cpu()->grouped_fp8(stream, args);
 }
@@ -199,6 +200,12 @@ static tsr_status count_nf4(tsr_stream *stream, const tsr_expert_weight_args *ar
 {
     multiplied.decoded++;
     return tsr_kernels_cpu()->expert_weight(stream, args);
+}
+
+static tsr_status count_e4m3(tsr_stream *stream, const tsr_expert_fp8_args *args)
+{
+    multiplied.decoded++;
+    return tsr_kernels_cpu()->expert_fp8(stream, args);
 }
 
 static tsr_status count_mxfp4(tsr_stream *stream, const tsr_mxfp4_dequant_args *args)
@@ -227,6 +234,7 @@ static double loss_of(const char *model, const char *keys)
     counting.grouped_gemm = count_gemm;
     counting.grouped_fp8 = count_fp8;
     counting.expert_weight = count_nf4;
+    counting.expert_fp8 = count_e4m3;
     counting.mxfp4_dequant = count_mxfp4;
     job->model->options.kernels = &counting;
     assert_int_equal(tsr_job_step(job, &report), 0);
@@ -254,22 +262,30 @@ static void test_what_is_multiplied(void **state)
     assert_true(with != without && fabs(with / without - 1) < 1e-2);
 }
 
-/* Of 2 layers with experts, which have 2 stacks each. */
+/* Of 2 layers with experts, which have 2 stacks each; in e4m3 these are decoded for each direction. */
 static void test_decoded_once(void **state)
 {
-    static const char *const models[] = {"qwen3_moe", "gpt_oss_mxfp4"};
+    static const struct {
+        const char *model, *keys;
+        int all; /* that are decoded */
+    } cases[] = {
+        {"qwen3_moe", "", 4}, {"gpt_oss_mxfp4", "", 4}, {"qwen3_moe", "base_compute: fp8\n", 8}};
     (void)state;
-    for (size_t i = 0; i < COUNT(models); i++) {
-        double loss = loss_of(models[i], "decoded_layers: auto\n"); /* on a CPU none */
-        int all = multiplied.in_dtype, each_time = multiplied.decoded;
-        assert_int_equal(each_time, i ? all : 0); /* NF4 by grouped_gemm itself */
-        assert_float_equal(loss_of(models[i], "decoded_layers: 1\n"), loss, 0);
-        assert_int_equal(multiplied.in_dtype, all);
-        assert_int_equal(multiplied.decoded, each_time / 2 + 2);
-        assert_float_equal(loss_of(models[i], "decoded_layers: 9\n"), loss, 0);
-        assert_int_equal(multiplied.in_dtype, all);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const char *model = cases[i].model;
+        char one[64], every[64];
+        snprintf(one, sizeof one, "%sdecoded_layers: 1\n", cases[i].keys);
+        snprintf(every, sizeof every, "%sdecoded_layers: 9\n", cases[i].keys);
+        double loss = loss_of(model, cases[i].keys); /* on a CPU they are decoded for each use, */
+        int all = multiplied.in_dtype + multiplied.in_e4m3, each_time = multiplied.decoded;
+        assert_int_equal(each_time, i == 1 ? all : 0); /* NF4 by the matmul itself */
+        assert_float_equal(loss_of(model, one), loss, 0);
+        assert_int_equal(multiplied.in_dtype + multiplied.in_e4m3, all);
+        assert_int_equal(multiplied.decoded, (each_time + cases[i].all) / 2);
+        assert_float_equal(loss_of(model, every), loss, 0);
+        assert_int_equal(multiplied.in_dtype + multiplied.in_e4m3, all);
         assert_int_equal(multiplied.whole, all);
-        assert_int_equal(multiplied.decoded, 4);
+        assert_int_equal(multiplied.decoded, cases[i].all);
     }
 }
 
