@@ -33,6 +33,7 @@ typedef struct {
     int32_t q_heads, kv_heads, dim;
     int32_t v_dim;  /* of a head of v and o; 0: dim */
     int32_t window; /* 0: none */
+    float softcap;  /* 0: none */
 } shape;
 
 static const shape shapes[] = {
@@ -91,6 +92,11 @@ static const shape own_shapes[] = {
     {"4 x 2048, D 64, window 128", 8192, 2048, 2048, 64, 8, 64, 0, 128},
     {"1 x 32768, D 64, window 128", 32768, 32768, 32768, 64, 8, 64, 0, 128},
     {"1 x 8192, D 256, window 1024", 8192, 8192, 8192, 16, 4, 256, 0, 1024},
+    {"4 x 2048, D 256, 16 / 8", 8192, 2048, 2048, 16, 8, 256},
+    {"4 x 2048, D 256, 16 / 8, cap 50", 8192, 2048, 2048, 16, 8, 256, 0, 0, 50},
+    {"1 x 8192, D 256, 16 / 8, cap 50", 8192, 8192, 8192, 16, 8, 256, 0, 0, 50},
+    {"1 x 8192, D 256, 16 / 8, window 4096, cap 50", 8192, 8192, 8192, 16, 8, 256, 0, 4096, 50},
+    {"1 x 8192, cap 50", 8192, 8192, 8192, 32, 8, 128, 0, 0, 50},
 };
 
 /* Of shapes from here on: fewer runs, and the cap of a run alone. */
@@ -199,6 +205,7 @@ static void make_job(job *j, const shape *s)
                                        .kv_heads = s->kv_heads,
                                        .head_dim = s->dim,
                                        .v_dim = s->v_dim,
+                                       .softcap = s->softcap,
                                        .dtype = TSR_BF16,
                                        .train = true};
     uint64_t workspace = workspace_bytes(j->bounds);
@@ -222,6 +229,7 @@ static void make_job(job *j, const shape *s)
                                       .head_dim = s->dim,
                                       .v_dim = s->v_dim,
                                       .window = s->window,
+                                      .softcap = s->softcap,
                                       .dtype = TSR_BF16}};
     j->forward = f;
     j->backward = (tsr_attention_backward_args){.q = f.q,

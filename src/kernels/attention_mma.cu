@@ -1,7 +1,7 @@
 /*
  * attention_mma.cu: contract attention.h, reference attention_ref.c: the own kernel's BF16 on tensor
  * cores (mma.sync, cp.async, ldmatrix: sm_80 and later), forward; backward: attention_mma_backward.cu. For cards, windows,
- * sinks and head sizes that cuDNN does not take.
+ * sinks, soft caps and head sizes that cuDNN does not take.
  *
  * A tile of rows is cut from the tokens and each row knows what it sees, as in attention_own.cu. A block has 64 or 128
  * queries of one head and walks over tiles of 64 keys; tiles that no query sees are left out, and only those at an edge are
@@ -18,15 +18,17 @@
 
 /* Scores of BLOCKS x 16 queries to weights; their outputs so far shrink. low: of this lane's first query, `row`; edge: there
  * are keys that some query does not see. */
-template <int V_WIDTH, int BLOCKS>
+template <int V_WIDTH, int BLOCKS, bool CAPPED>
 static __device__ __forceinline__ void
 softmax(float (*score)[KEYS / 8][4], float (*sum)[V_WIDTH / 8][4], query_state (*state)[2],
-        const int *low, int row, int key, bool edge, float scale)
+        const int *low, int row, int key, bool edge, float factor, float scale)
 {
     float shrink[BLOCKS][2];
     bool shrinks = false;
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
+        if (CAPPED)
+            cap_scores<KEYS>(score[b], factor);
         if (edge)
             hide<KEYS>(score[b], low[b * 16], low[b * 16 + 8], row + b * 16, key);
 #pragma unroll
@@ -63,7 +65,7 @@ static __device__ __forceinline__ void add_values(float (*sum)[V_WIDTH / 8][4],
 
 /* WARPS of BLOCKS x 16 queries. STAGES of keys and values: with one, keys are copied under the products of values and
  * values under those of keys; with two, a whole tile under the tile before it. */
-template <int WIDTH, int V_WIDTH, int WARPS, int BLOCKS, int STAGES, int RESIDENT>
+template <int WIDTH, int V_WIDTH, int WARPS, int BLOCKS, int STAGES, int RESIDENT, bool CAPPED>
 static __global__ void __launch_bounds__(WARPS *TSR_WARP, RESIDENT)
     forward(attention_call c, const void *q, const void *k, const void *v, void *o, float *lse)
 {
@@ -112,8 +114,8 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, RESIDENT)
             bool edge = at < low[last] || at + KEYS > first + own + 1;
             multiply<WIDTH, BLOCKS, KEYS>(score, moved<WIDTH>(down_rows<WIDTH>(q_tile), own, 0),
                                           along_rows<WIDTH>(k_tile + turn * k_bytes));
-            softmax<V_WIDTH, BLOCKS>(score, sum, state, low + mine, first + mine, at, edge,
-                                     c.scale * LOG2_E);
+            softmax<V_WIDTH, BLOCKS, CAPPED>(score, sum, state, low + mine, first + mine, at, edge,
+                                             c.share_factor, scale_of<CAPPED>(&c) * LOG2_E);
         }
         if (STAGES == 1) {
             tsr_copy_wait();
@@ -135,13 +137,14 @@ typedef void forward_kernel(attention_call, const void *, const void *, const vo
 
 typedef struct {
     int width, v_width, warps, blocks, stages, resident;
-    forward_kernel *kernel;
+    forward_kernel *kernel, *capped;
 } forward_shape;
 
 #define FORWARD(width, v_width, warps, blocks, stages, resident)                                   \
     {                                                                                              \
         width, v_width, warps, blocks, stages, resident,                                           \
-            forward<width, v_width, warps, blocks, stages, resident>                               \
+            forward<width, v_width, warps, blocks, stages, resident, false>,                       \
+            forward<width, v_width, warps, blocks, stages, resident, true>                         \
     }
 
 /* By width, then the fastest first. */
@@ -177,14 +180,14 @@ static const forward_shape *shape_for(const attention_call *c, const tsr_attenti
 bool attention_mma_takes(const attention_call *c)
 {
     return c->dtype == TSR_BF16 && c->vectors && c->tokens <= MOST_TOKENS && c->dim <= 256 &&
-           c->v_dim <= 256 && c->scale > 0 && c->softcap == 0;
+           c->v_dim <= 256 && c->scale > 0 && attention_takes_cap(c->softcap);
 }
 
 tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
                                  const tsr_attention_args *args, const tsr_attention_card *card)
 {
     const forward_shape *shape = shape_for(c, card);
-    forward_kernel *kernel = shape->kernel;
+    forward_kernel *kernel = c->softcap > 0 ? shape->capped : shape->kernel;
     TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, bytes_of(shape), "attention"));
     dim3 grid((unsigned)c->q_heads, tsr_blocks(c->tokens, shape->warps * shape->blocks * 16));
     TSR_LAUNCH_SHARED(kernel, grid, (unsigned)(shape->warps * TSR_WARP), bytes_of(shape), stream,

@@ -12,8 +12,7 @@
 #include "kernels/attention_own.cuh"
 #include "kernels/mma.cuh"
 
-#define LOG2_E 1.4426950408889634f
-#define LN_2   0.6931471805599453f
+#define LN_2 0.6931471805599453f
 
 typedef __nv_bfloat16 bf16;
 

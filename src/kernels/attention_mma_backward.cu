@@ -13,10 +13,10 @@
  *
  *     |dq_ix| / scale  <=  (|dO_i| max_j |v_j| + |delta_i|) max_j |k_jx|
  *
- * with maxima over the keys of the head. That bound is LARGEST units, and each part is rounded to half a unit. With n tiles
- * of keys that adds sqrt(n / 12) / LARGEST of the bound to the error. By that estimate it is 3e-5 of dq for random data over
- * 32768 tokens, and 3e-3 where one key is 100 times as long as the others; rounding to bf16 makes 2.5e-3. An infinite bound
- * gives NaN.
+ * with maxima over the keys of the head; the slope of a soft cap is at most 1. That bound is LARGEST units, and each part is
+ * rounded to half a unit. With n tiles of keys that adds sqrt(n / 12) / LARGEST of the bound to the error. By that estimate it
+ * is 3e-5 of dq for random data over 32768 tokens, and 3e-3 where one key is 100 times as long as the others; rounding to bf16
+ * makes 2.5e-3. An infinite bound gives NaN.
  *
  * Blocks of keys that are another rank's (spans.h) take part with the own queries that see them, for dq, or not at all
  * where sums of dq are added up over the ranks. Units are those of all keys, and so the bits.
@@ -134,11 +134,22 @@ static __device__ __forceinline__ void to_weights(float (*p)[COUNT / 8][4], cons
     }
 }
 
-/* Weights of keys that a query does not see become 0. key: this lane's first, high: where the queries that see it
+/* Scores of 32 keys and COUNT queries to shares of their cap. */
+template <int COUNT>
+static __device__ __forceinline__ void cap_scores(float (*p)[COUNT / 8][4], float factor)
+{
+#pragma unroll
+    for (int n = 0; n < COUNT / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            p[i / 4][n][i % 4] = share_of_cap(p[i / 4][n][i % 4], factor);
+}
+
+/* Weights of keys that a query does not see become `value`. key: this lane's first, high: where the queries that see it
  * end, query: this lane's first. */
 template <int COUNT>
 static __device__ __forceinline__ void hide(float (*p)[COUNT / 8][4], int key, const int *high,
-                                            int query)
+                                            int query, const float value)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -148,7 +159,7 @@ static __device__ __forceinline__ void hide(float (*p)[COUNT / 8][4], int key, c
 #pragma unroll
             for (int j = 0; j < 2; j++)
                 if (n * 8 + j < from || n * 8 + j >= to)
-                    p[i / 2][n][i % 2 * 2 + j] = 0;
+                    p[i / 2][n][i % 2 * 2 + j] = value;
     }
 }
 
@@ -163,6 +174,27 @@ to_gradients(float (*dp)[COUNT / 8][4], const float (*p)[COUNT / 8][4], const fl
 #pragma unroll
         for (int i = 0; i < 8; i++)
             dp[i / 4][n][i % 4] = p[i / 4][n][i % 4] * (dp[i / 4][n][i % 4] - (i % 2 ? d.y : d.x));
+    }
+}
+
+/* Shares of caps to weights, and gradients of weights to those of unscaled scores, which a cap makes smaller: its slope is
+ * 1 - share^2. lse, delta: of this lane's first query; scale: of shares. */
+template <int COUNT>
+static __device__ __forceinline__ void
+to_capped_gradients(float (*dp)[COUNT / 8][4], float (*p)[COUNT / 8][4], const float *lse,
+                    const float *delta, float scale)
+{
+#pragma unroll
+    for (int n = 0; n < COUNT / 8; n++) {
+        float2 l = *(const float2 *)(lse + n * 8), d = *(const float2 *)(delta + n * 8);
+        l.x *= LOG2_E, l.y *= LOG2_E;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float share = p[i / 4][n][i % 4], *gradient = &dp[i / 4][n][i % 4];
+            float weight = power_of_2(share * scale - (i % 2 ? l.y : l.x));
+            *gradient = weight * (1 - share * share) * (*gradient - (i % 2 ? d.y : d.x));
+            p[i / 4][n][i % 4] = weight;
+        }
     }
 }
 
@@ -218,24 +250,32 @@ typedef struct {
 } warp_keys;
 
 /* Weights and score gradients of a warp's 32 keys and COUNT queries, `mine` queries from the tile's begin and `at` from the
- * tokens': as operands, and in the tiles p and ds. stats: of the tile. */
-template <int WIDTH, int V_WIDTH, int QUERIES, int COUNT>
+ * tokens': as operands, and in the tiles p and ds. stats: of the tile; factor: of share_of_cap, scale: of scores. */
+template <int WIDTH, int V_WIDTH, int QUERIES, int COUNT, bool CAPPED>
 static __device__ __forceinline__ void
 find_gradients(uint32_t (*weight)[2][4], uint32_t (*gradient)[2][4], const tiles *tile,
-               const warp_keys *w, const float *stats, int at, int mine, float scale)
+               const warp_keys *w, const float *stats, int at, int mine, float factor, float scale)
 {
     int lane = threadIdx.x % TSR_WARP, query = lane % 4 * 2, key = lane / 4, own = w->own;
     float p[2][COUNT / 8][4] = {}, dp[2][COUNT / 8][4] = {};
     if (at + COUNT > w->key && at < w->none) {
         multiply<WIDTH, 2, COUNT>(p, moved<WIDTH>(down_rows<WIDTH>(tile->k), own, 0),
                                   moved<WIDTH>(along_rows<WIDTH>(tile->q), mine, 0));
-        to_weights<COUNT>(p, stats + mine + query, scale * LOG2_E);
+        if (CAPPED)
+            cap_scores<COUNT>(p, factor);
+        else
+            to_weights<COUNT>(p, stats + mine + query, scale * LOG2_E);
         if (at < w->key + 31 || at + COUNT > w->high[own] || w->key + 31 >= w->end)
-            hide<COUNT>(p, w->key + key, w->high + own + key, at + query);
+            hide<COUNT>(p, w->key + key, w->high + own + key, at + query,
+                        CAPPED ? HIDDEN_SHARE : 0);
         multiply<V_WIDTH, 2, COUNT>(dp, moved<V_WIDTH>(down_rows<V_WIDTH>(tile->v), own, 0),
                                     moved<V_WIDTH>(along_rows<V_WIDTH>(tile->d_o), mine, 0));
+        if (CAPPED)
+            to_capped_gradients<COUNT>(dp, p, stats + mine + query, stats + QUERIES + mine + query,
+                                       scale * LOG2_E);
     }
-    to_gradients<COUNT>(dp, p, stats + QUERIES + mine + query);
+    if (!CAPPED)
+        to_gradients<COUNT>(dp, p, stats + QUERIES + mine + query);
     uint32_t to = moved<QUERIES>(part_at<QUERIES>(key, 0) + query * 2, own, mine);
 #pragma unroll
     for (int s = 0; s < COUNT / 16; s++)
@@ -289,7 +329,7 @@ static __device__ __forceinline__ void set_up(int *high, float *inverse, const a
 }
 
 /* KEYS of one key head, PARTS warps for each 32; QUERIES at a time. SHARED: a block may leave queries out. */
-template <int WIDTH, int V_WIDTH, int KEYS, int PARTS, int QUERIES, bool SHARED>
+template <int WIDTH, int V_WIDTH, int KEYS, int PARTS, int QUERIES, bool SHARED, bool CAPPED>
 static __global__ void __launch_bounds__(KEYS *PARTS, 1)
     gradients(attention_call c, attention_inputs in, fixed_dq fixed, void *dk, void *dv)
 {
@@ -344,8 +384,9 @@ static __global__ void __launch_bounds__(KEYS *PARTS, 1)
         tsr_copy_commit();
 
         uint32_t weight[steps][2][4], gradient[steps][2][4];
-        find_gradients<WIDTH, V_WIDTH, QUERIES, count>(weight, gradient, &tile, &w, now, at,
-                                                       part * count, c.scale);
+        find_gradients<WIDTH, V_WIDTH, QUERIES, count, CAPPED>(weight, gradient, &tile, &w, now, at,
+                                                               part * count, c.share_factor,
+                                                               scale_of<CAPPED>(&c));
         uint32_t q_at = moved<WIDTH>(down_rows<WIDTH>(tile.q), 0, part * 16);
         uint32_t d_o_at = moved<V_WIDTH>(down_rows<V_WIDTH>(tile.d_o), 0, part * 16);
 #pragma unroll
@@ -421,15 +462,16 @@ typedef void finish_kernel(attention_call, fixed_dq, void *);
 
 typedef struct {
     int width, v_width, keys, parts, queries;
-    gradients_kernel *gradients, *shared;
+    gradients_kernel *gradients, *shared, *capped; /* capped: shared or not */
     finish_kernel *finish;
 } backward_shape;
 
 #define BACKWARD(width, v_width, keys, parts, queries)                                             \
     {                                                                                              \
         width, v_width, keys, parts, queries,                                                      \
-            gradients<width, v_width, keys, parts, queries, false>,                                \
-            gradients<width, v_width, keys, parts, queries, true>,                                 \
+            gradients<width, v_width, keys, parts, queries, false, false>,                         \
+            gradients<width, v_width, keys, parts, queries, true, false>,                          \
+            gradients<width, v_width, keys, parts, queries, true, true>,                           \
             finish_dq<width, keys * parts / TSR_WARP, queries>                                     \
     }
 
@@ -472,7 +514,7 @@ uint64_t attention_mma_workspace_bytes(const tsr_attention_bounds *b)
     int v_dim = tsr_attention_v_dim(b->v_dim, b->head_dim), width = width_of(b->head_dim, v_dim);
     uint64_t most = attention_bounds_bytes(b->kv_heads, b->head_dim);
     uint64_t rows = (uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float);
-    if (b->dtype != TSR_BF16 || b->softcap != 0 || !b->train || !width || b->kv_heads < 1)
+    if (b->dtype != TSR_BF16 || !b->train || !width || b->kv_heads < 1)
         return 0;
     return sum_bytes(b->tokens, b->q_heads, b->kv_heads, width) + most + 2 * rows;
 }
@@ -521,7 +563,9 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
     float *units = delta + stats;
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
     unsigned threads = (unsigned)(shape->keys * shape->parts);
-    gradients_kernel *gradients = c->span ? shape->shared : shape->gradients;
+    gradients_kernel *gradients = c->softcap > 0 ? shape->capped
+                                  : c->span      ? shape->shared
+                                                 : shape->gradients;
     finish_kernel *finish = shape->finish;
     TSR_TRY(tsr_allow_shared(stream, (const void *)gradients, bytes, "attention_backward"));
     TSR_TRY(attention_bound_keys(stream, c, args->k, args->v, most));

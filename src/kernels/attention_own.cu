@@ -457,6 +457,8 @@ attention_call attention_call_of(const tsr_attention_shape *s, bool vectors)
                         vectors,
                         s->sinks,
                         s->all_kv_heads ? s->all_kv_heads : s->kv_heads};
+    if (s->softcap > 0)
+        c.share_factor = 2 * LOG2_E * c.scale / s->softcap;
     if (tsr_spans_shared(&s->spans)) {
         c.span = (int)(s->spans.rows < INT32_MAX ? s->spans.rows : INT32_MAX);
         c.ranks = s->spans.ranks;

@@ -8,6 +8,8 @@
 
 #include "kernels/attention_cudnn.h"
 
+#define LOG2_E 1.4426950408889634f
+
 /* What both directions know of a call. */
 typedef struct {
     const int32_t *cu_seqlens;
@@ -19,6 +21,7 @@ typedef struct {
     int all_kv_heads;      /* of which these are a group */
     int span, ranks, rank; /* spans.h; span 0: not shared */
     bool summed;           /* dq is added up over the ranks: from own keys alone */
+    float share_factor;    /* of share_of_cap */
 } attention_call;
 
 /* attention_own.cu; `vectors` as above. */
@@ -63,6 +66,35 @@ static __device__ __forceinline__ float sink_of(const attention_call *c, int hea
 static __device__ __forceinline__ float sink_total(float sink)
 {
     return sink == -INFINITY ? 0 : sink == sink ? 1 : sink;
+}
+
+/* ---- soft caps, on tensor cores ---- */
+
+/* A score's share of its cap, tanh(score scale / cap), off by 3e-7 at most and by 1e-7 where it is near 0: of a cap of 50 that
+ * is 5e-6 of a score, where tanh.approx would be off by 0.02. factor: 2 scale log2(e) / cap. */
+static __device__ __forceinline__ float share_of_cap(float score, float factor)
+{
+    float power, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-fabsf(score * factor)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1 + power));
+    return copysignf((1 - power) * inverse, score);
+}
+
+/* By what products, or shares of their cap, become scores. */
+template <bool CAPPED> static __device__ __forceinline__ float scale_of(const attention_call *c)
+{
+    return CAPPED ? c->softcap : c->scale;
+}
+
+/* What a backward takes as the share of a score that is not seen: its weight is 0, and its square is finite. */
+#define HIDDEN_SHARE (-1e18f)
+
+/* The largest cap: of it a share is off by so much of a score, here by 3e-5 near 0. */
+#define MOST_CAP 256
+
+static inline bool attention_takes_cap(float softcap)
+{
+    return softcap >= 0 && softcap <= MOST_CAP;
 }
 
 /* ---- what a token sees ---- */

@@ -51,7 +51,19 @@ static __device__ __forceinline__ void hide(float (*score)[4], int low, int low_
     }
 }
 
-/* Scores of a tile to weights, of the thread's row `half` of two. Returns what its output so far shrinks by. */
+/* Scores of a tile to shares of their cap. */
+template <int KEYS>
+static __device__ __forceinline__ void cap_scores(float (*score)[4], float factor)
+{
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            score[n][j] = share_of_cap(score[n][j], factor);
+}
+
+/* Scores of a tile, or shares of their cap, to weights, of the thread's row `half` of two. scale: of
+ * scores, in base 2. Returns what its output so far shrinks by. */
 template <int KEYS>
 static __device__ __forceinline__ float softmax_row(float (*score)[4], query_state *q,
                                                     const int half, float scale)

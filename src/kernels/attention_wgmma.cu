@@ -35,7 +35,6 @@ extern "C" {
 #define STAGES    2 /* of queries */
 /* From so many blocks on in turn: multiprocessors end together all the same, and neighbours share what they read. */
 #define MANY_BLOCKS (2 * TSR_WGMMA_BLOCKS)
-#define LOG2_E      1.4426950408889634f
 
 /* Shared memory. A matrix is two strips of 64 columns, 128 bytes a row. */
 #define KEY_STRIP   (KEYS * 128)
@@ -200,12 +199,18 @@ static __device__ __forceinline__ float power_of_2(float x)
     return y;
 }
 
-/* Scores become weights, and these a left operand of 64 products: p. */
+/* Scores become weights, and these a left operand of 64 products: p. A capped score's weight is left times the slope of its cap,
+ * 1 - share^2: so its gradient is made of it. */
+template <bool CAPPED>
 static __device__ __forceinline__ void weigh(float s[8][4], uint32_t p[4][4],
                                              const attention_block *b, const attention_thread *t,
                                              const attention_at *at)
 {
     const int column = t->lane % 4 * 2;
+    if (CAPPED)
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            s[i / 4][i % 4] = share_of_cap(s[i / 4][i % 4], b->w->call.share_factor);
     if (at->query < t->whole_from || at->query + QUERIES > t->whole_to)
 #pragma unroll
         for (int n = 0; n < 8; n++)
@@ -213,16 +218,23 @@ static __device__ __forceinline__ void weigh(float s[8][4], uint32_t p[4][4],
             for (int j = 0; j < 4; j++) {
                 int query = at->query + n * 8 + column + j % 2;
                 bool seen = query >= t->key + j / 2 * 8 && query < t->high[j / 2];
-                s[n][j] = seen ? s[n][j] : -INFINITY;
+                s[n][j] = seen ? s[n][j] : CAPPED ? HIDDEN_SHARE : -INFINITY;
             }
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         float2 lse = load_pair(stats_of(b, at->stage) + (n * 8 + column) * 4);
+        float slope[4];
+#pragma unroll
+        for (int j = 0; CAPPED && j < 4; j++)
+            slope[j] = 1 - s[n][j] * s[n][j];
 #pragma unroll
         for (int j = 0; j < 4; j++)
             s[n][j] = power_of_2(s[n][j] * t->scale - (j % 2 ? lse.y : lse.x));
         p[n / 2][n % 2 * 2] = tsr_pack_bf16(s[n][0], s[n][1]);
         p[n / 2][n % 2 * 2 + 1] = tsr_pack_bf16(s[n][2], s[n][3]);
+#pragma unroll
+        for (int j = 0; CAPPED && j < 4; j++)
+            s[n][j] *= slope[j];
     }
 }
 
@@ -325,6 +337,7 @@ static __device__ __forceinline__ int32_t *sums_of(const attention_block *b, int
     return w->sum + (row * tiles + b->start / QUERIES) * TSR_WGMMA_TILE;
 }
 
+template <bool CAPPED>
 static __device__ __forceinline__ attention_thread thread_of(const attention_block *b)
 {
     const attention_call *c = &b->w->call;
@@ -337,15 +350,15 @@ static __device__ __forceinline__ attention_thread thread_of(const attention_blo
         t.high[half] = t.key + 8 * half < b->end ? end_query(c, t.key + 8 * half) : 0;
     t.whole_from = b->first + t.group * 64 + 63;
     t.whole_to = b->end == b->first + KEYS ? end_query(c, b->first) : 0;
-    t.scale = c->scale * LOG2_E;
+    t.scale = scale_of<CAPPED>(c) * LOG2_E;
     return t;
 }
 
 /* A tile: its share of dq, of dk and of dv. */
-static __device__ __forceinline__ void multiply_tile(float dk[16][4], float dv[16][4],
-                                                     const attention_block *b,
-                                                     const attention_thread *t,
-                                                     const attention_at *at, int32_t *sum)
+template <bool CAPPED>
+static __device__ __forceinline__ void
+multiply_tile(float dk[16][4], float dv[16][4], const attention_block *b, const attention_thread *t,
+              const attention_at *at, int32_t *sum)
 {
     const uint32_t place = (uint32_t)at->stage * QUERY_BYTES;
     const uint32_t ds = b->memory + AT_DS + (uint32_t)(at->index % 2) * KEY_STRIP;
@@ -355,7 +368,7 @@ static __device__ __forceinline__ void multiply_tile(float dk[16][4], float dv[1
     ask_gradients(dp, b, t, at);
     tsr_wgmma_wait_but<1>();
     tsr_wgmma_sums<8>(s);
-    weigh(s, p, b, t, at);
+    weigh<CAPPED>(s, p, b, t, at);
     ask_dv(dv, p, b->memory + AT_D_O + place);
     tsr_wgmma_wait_but<1>();
     tsr_wgmma_sums<8>(dp);
@@ -374,7 +387,7 @@ static __device__ __forceinline__ void multiply_tile(float dk[16][4], float dv[1
 }
 
 /* All tiles of a block that has some. */
-template <bool SHARED>
+template <bool SHARED, bool CAPPED>
 static __device__ __forceinline__ void multiply(float dk[16][4], float dv[16][4],
                                                 const attention_block *b, const attention_thread *t)
 {
@@ -385,7 +398,7 @@ static __device__ __forceinline__ void multiply(float dk[16][4], float dv[16][4]
     attention_clear_rows<2>(b->memory + AT_K, KEY_STRIP, b->end - b->first, KEYS);
     attention_clear_rows<2>(b->memory + AT_V, KEY_STRIP, b->end - b->first, KEYS);
     for (; at.index < b->count; at = next) {
-        multiply_tile(dk, dv, b, t, &at, sum);
+        multiply_tile<CAPPED>(dk, dv, b, t, &at, sum);
         next = after<SHARED>(b, at);
         if (next.query > at.query)
             sum += (next.query - at.query) * DIM;
@@ -460,7 +473,7 @@ static __device__ __forceinline__ void begin_block(const attention_block *b)
     __syncthreads();
 }
 
-template <bool SHARED>
+template <bool SHARED, bool CAPPED>
 static __device__ __forceinline__ void backward(const attention_wgmma_work *w,
                                                 const attention_maps *maps,
                                                 const attention_key_gradients *g)
@@ -476,9 +489,9 @@ static __device__ __forceinline__ void backward(const attention_wgmma_work *w,
     } else {
         TSR_REGISTERS_UP(240);
         float dk[16][4] = {}, dv[16][4] = {};
-        const attention_thread t = thread_of(&b);
+        const attention_thread t = thread_of<CAPPED>(&b);
         if (b.count)
-            multiply<SHARED>(dk, dv, &b, &t);
+            multiply<SHARED, CAPPED>(dk, dv, &b, &t);
         if (!SHARED || is_own(&w->call, b.first)) {
             store_keys(g->dk, dk, w->call.dim, w->call.scale, &b, &t);
             store_keys(g->dv, dv, w->call.v_dim, 1, &b, &t);
@@ -493,11 +506,11 @@ static __device__ __forceinline__ __attribute__((unused)) void
 use_both(const attention_wgmma_work *w, const attention_maps *maps,
          const attention_key_gradients *g)
 {
-    backward<false>(w, maps, g);
-    backward<true>(w, maps, g);
+    backward<false, false>(w, maps, g);
+    backward<true, true>(w, maps, g);
 }
 
-template <bool SHARED>
+template <bool SHARED, bool CAPPED>
 static __global__ void TSR_SM90_BOUNDS(THREADS)
     backward_blocks(const __grid_constant__ attention_wgmma_work w,
                     const __grid_constant__ attention_maps maps,
@@ -505,7 +518,7 @@ static __global__ void TSR_SM90_BOUNDS(THREADS)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    backward<SHARED>(&w, &maps, &g);
+    backward<SHARED, CAPPED>(&w, &maps, &g);
 #endif
 }
 
@@ -555,7 +568,8 @@ static bool fits(int32_t dim)
 bool tsr_attention_wgmma_fits(const tsr_attention_bounds *b)
 {
     return b->train && b->dtype == TSR_BF16 && fits(b->head_dim) &&
-           fits(tsr_attention_v_dim(b->v_dim, b->head_dim)) && b->softcap == 0 && b->tokens > 0;
+           fits(tsr_attention_v_dim(b->v_dim, b->head_dim)) && attention_takes_cap(b->softcap) &&
+           b->tokens > 0;
 }
 
 uint64_t tsr_attention_wgmma_workspace_bytes(const tsr_attention_bounds *b)
@@ -633,7 +647,9 @@ tsr_status tsr_attention_backward_wgmma(tsr_stream *stream, const tsr_attention_
     TSR_TRY(find_room(&w, s));
     if (!map_all(&maps, tsr_kernels_kept(stream)->boxes, a))
         return tsr_fail(TSR_EDEVICE, "%s: the driver maps no boxes of its operands", op);
-    backward_kernel *kernel = w.call.span ? backward_blocks<true> : backward_blocks<false>;
+    backward_kernel *kernel = s->softcap > 0 ? backward_blocks<true, true>
+                              : w.call.span  ? backward_blocks<true, false>
+                                             : backward_blocks<false, false>;
     TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, BYTES, op));
     TSR_TRY(attention_bound_keys(stream, &w.call, a->k, a->v, w.most));
     if ((int64_t)(w.padded / KEYS) * w.kv_count >= MANY_BLOCKS)

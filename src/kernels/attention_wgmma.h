@@ -2,7 +2,7 @@
  * kernels/attention_wgmma.h: attention on sm_90a, for bf16. Inside src/kernels and its tests only.
  *
  * Both directions where they are faster than cuDNN's (attention_cudnn.c), for documents too long for one launch of that, and
- * for what that does not take, windows above all.
+ * for what that does not take: windows above all, and soft caps.
  *
  * Forward: heads of up to 128 and of 200 to 256. lse is [Hq, tokens]. No workspace.
  *
@@ -11,6 +11,8 @@
  * With P = exp(scale q k - lse), dP = do v and delta = <do, o>, sums over queries i and keys j:
  *
  *     dS = P (dP - delta)    dv_j = sum P_ij do_i    dk_j = scale sum dS_ij q_i    dq_i = scale sum dS_ij k_j
+ *
+ * Scores with a soft cap are c tanh(scale q k / c), with dS times 1 - tanh^2, which only makes it smaller.
  *
  * A block owns 128 keys, and keeps their dk and dv. Every block adds its share of dq to sums in memory, in any order. The
  * sums are integers, for which the order does not matter: the same bits on every run and every card.

@@ -10,7 +10,6 @@
 #define THREADS   256
 #define ROW_LANES (TSR_WGMMA_DIM / TSR_VECTOR) /* of a token and head: 8 columns each */
 #define ROWS      (THREADS / ROW_LANES)
-#define LOG2_E    1.4426950408889634f
 #define MARGIN    1.0625f /* what rounding of P, dS and o may add to a sum */
 
 static __device__ __forceinline__ float row_sum(float value)

@@ -159,12 +159,14 @@ static __device__ __forceinline__ void ask_values(float sum[WIDTH / 8][4],
 }
 
 /* Scores become weights. Returns whether sums so far shrink, by `shrink`. */
-template <int KEYS>
+template <int KEYS, bool CAPPED>
 static __device__ __forceinline__ bool weigh(float score[KEYS / 8][4], float shrink[2],
                                              query_state state[2], const forward_block *b,
                                              const forward_thread *t, int tile)
 {
     const int key = b->start + tile * KEYS;
+    if (CAPPED)
+        cap_scores<KEYS>(score, b->call->share_factor);
     if (key < t->whole_from || key + KEYS > t->whole_to)
         hide<KEYS>(score, t->low[0], t->low[1], t->row, key);
 #pragma unroll
@@ -193,7 +195,7 @@ static __device__ __forceinline__ void pass(const forward_block *b, int tile)
 }
 
 /* The tiles that the group needs, of which there are some. */
-template <int WIDTH, int KEYS>
+template <int WIDTH, int KEYS, bool CAPPED>
 static __device__ __forceinline__ void multiply(float sum[WIDTH / 8][4], query_state state[2],
                                                 const forward_block *b, const forward_thread *t)
 {
@@ -205,7 +207,7 @@ static __device__ __forceinline__ void multiply(float sum[WIDTH / 8][4], query_s
     tsr_wgmma_wait_but<0>();
     tsr_wgmma_sums<KEYS / 8>(score);
     attention_release(b->empty_k + 8 * stage_of(b, tile));
-    weigh<KEYS>(score, shrink, state, b, t, tile); /* of sums of 0 */
+    weigh<KEYS, CAPPED>(score, shrink, state, b, t, tile); /* of sums of 0 */
     round_weights<KEYS>(weight, score);
     for (tile++; tile < t->to; tile++) {
         ask_scores<WIDTH, KEYS>(score, b, t, tile);
@@ -213,7 +215,7 @@ static __device__ __forceinline__ void multiply(float sum[WIDTH / 8][4], query_s
         tsr_wgmma_wait_but<1>();
         tsr_wgmma_sums<KEYS / 8>(score);
         attention_release(b->empty_k + 8 * stage_of(b, tile));
-        bool shrinks = weigh<KEYS>(score, shrink, state, b, t, tile);
+        bool shrinks = weigh<KEYS, CAPPED>(score, shrink, state, b, t, tile);
         tsr_wgmma_wait_but<0>();
         tsr_wgmma_sums<WIDTH / 8>(sum);
         attention_release(b->empty_v + 8 * stage_of(b, tile - 1));
@@ -290,7 +292,7 @@ template <int KEYS> static __device__ __forceinline__ bool next_item(forward_blo
     return true;
 }
 
-template <int KEYS>
+template <int KEYS, bool CAPPED>
 static __device__ __forceinline__ forward_thread thread_of(const forward_block *b)
 {
     const attention_call *c = b->call;
@@ -298,7 +300,7 @@ static __device__ __forceinline__ forward_thread thread_of(const forward_block *
     const int lane = (int)threadIdx.x % TSR_WARP;
     forward_thread t = {};
     t.group = __shfl_sync(0xffffffffu, (int)threadIdx.x / TSR_WARPGROUP, 0);
-    t.scale = c->scale * LOG2_E;
+    t.scale = scale_of<CAPPED>(c) * LOG2_E;
     const int own = b->first + t.group * ROWS, last = own + ROWS - 1;
     t.row = own + warp * 16 + lane / 4;
 #pragma unroll
@@ -314,17 +316,17 @@ static __device__ __forceinline__ forward_thread thread_of(const forward_block *
 }
 
 /* An item's results, of the groups. */
-template <int WIDTH, int KEYS>
+template <int WIDTH, int KEYS, bool CAPPED>
 static __device__ __forceinline__ void do_item(const forward_block *b, void *o, float *lse)
 {
-    const forward_thread t = thread_of<KEYS>(b);
+    const forward_thread t = thread_of<KEYS, CAPPED>(b);
     const query_state before = before_keys(b->call, b->head);
     query_state state[1][2] = {{before, before}};
     float sum[1][WIDTH / 8][4] = {};
     for (int tile = 0; tile < t.from; tile++)
         pass<WIDTH, KEYS>(b, tile);
     if (t.from < t.to)
-        multiply<WIDTH, KEYS>(sum[0], state[0], b, &t);
+        multiply<WIDTH, KEYS, CAPPED>(sum[0], state[0], b, &t);
     for (int tile = t.to; tile < b->count; tile++)
         pass<WIDTH, KEYS>(b, tile);
     if (b->count && t.from >= t.to)
@@ -332,7 +334,7 @@ static __device__ __forceinline__ void do_item(const forward_block *b, void *o, 
     store_outputs<WIDTH, 1>(b->call, o, lse, sum, state, b->head, t.row, b->end);
 }
 
-template <int WIDTH, int KEYS>
+template <int WIDTH, int KEYS, bool CAPPED>
 static __device__ __forceinline__ void run(const attention_call *c, const forward_maps *maps,
                                            void *o, float *lse)
 {
@@ -350,7 +352,7 @@ static __device__ __forceinline__ void run(const attention_call *c, const forwar
         TSR_REGISTERS_UP(240);
         for (int round = 0; next_item<KEYS>(&b, round); round++)
             if (is_own(c, b.first))
-                do_item<WIDTH, KEYS>(&b, o, lse);
+                do_item<WIDTH, KEYS, CAPPED>(&b, o, lse);
     }
 }
 
@@ -358,19 +360,19 @@ static __device__ __forceinline__ void run(const attention_call *c, const forwar
 static __device__ __forceinline__ __attribute__((unused)) void
 use_all(const attention_call *c, const forward_maps *maps, void *o, float *lse)
 {
-    run<64, 128>(c, maps, o, lse);
-    run<128, 128>(c, maps, o, lse);
-    run<256, 64>(c, maps, o, lse);
+    run<64, 128, true>(c, maps, o, lse);
+    run<128, 128, true>(c, maps, o, lse);
+    run<256, 64, true>(c, maps, o, lse);
 }
 
-template <int WIDTH, int KEYS>
+template <int WIDTH, int KEYS, bool CAPPED>
 static __global__ void TSR_SM90_BOUNDS(THREADS)
     forward_blocks(const __grid_constant__ attention_call c,
                    const __grid_constant__ forward_maps maps, void *o, float *lse)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<WIDTH, KEYS>(&c, &maps, o, lse);
+    run<WIDTH, KEYS, CAPPED>(&c, &maps, o, lse);
 #endif
 }
 
@@ -380,13 +382,13 @@ typedef void forward_kernel(const attention_call, const forward_maps, void *, fl
 
 typedef struct {
     int width, keys, bytes;
-    forward_kernel *kernel;
+    forward_kernel *kernel, *capped;
 } forward_shape;
 
 static const forward_shape shapes[] = {
-    {64, 128, BYTES(64, 128), forward_blocks<64, 128>},
-    {128, 128, BYTES(128, 128), forward_blocks<128, 128>},
-    {256, 64, BYTES(256, 64), forward_blocks<256, 64>},
+    {64, 128, BYTES(64, 128), forward_blocks<64, 128, false>, forward_blocks<64, 128, true>},
+    {128, 128, BYTES(128, 128), forward_blocks<128, 128, false>, forward_blocks<128, 128, true>},
+    {256, 64, BYTES(256, 64), forward_blocks<256, 64, false>, forward_blocks<256, 64, true>},
 };
 
 static const forward_shape *shape_for(const tsr_attention_shape *s)
@@ -405,7 +407,7 @@ bool tsr_attention_wgmma_takes_forward(const tsr_stream *stream, const tsr_atten
 {
     const tsr_attention_shape *s = &a->shape;
     const tsr_kernels_context *context = tsr_kernels_kept(stream);
-    return context && context->boxes && s->dtype == TSR_BF16 && s->softcap == 0 &&
+    return context && context->boxes && s->dtype == TSR_BF16 && attention_takes_cap(s->softcap) &&
            (!s->window || s->window >= LEAST_WINDOW) && tsr_attention_scale(s) > 0 &&
            s->tokens > 0 && s->tokens <= INT32_MAX / s->q_heads && shape_for(s) &&
            tsr_vectors(0, a->q, a->k, a->v, a->o);
@@ -418,17 +420,18 @@ tsr_status tsr_attention_forward_wgmma(tsr_stream *stream, const tsr_attention_a
     const forward_shape *shape = shape_for(s);
     const attention_call c = attention_call_of(s, true);
     void *boxes = tsr_kernels_kept(stream)->boxes;
+    forward_kernel *kernel = s->softcap > 0 ? shape->capped : shape->kernel;
     forward_maps maps = {};
     if (!tsr_map_heads(&maps.q, boxes, a->q, c.q_heads, c.tokens, c.dim, QUERIES) ||
         !tsr_map_heads(&maps.k, boxes, a->k, c.kv_heads, c.tokens, c.dim, shape->keys) ||
         !tsr_map_heads(&maps.v, boxes, a->v, c.kv_heads, c.tokens, c.v_dim, shape->keys))
         return tsr_fail(TSR_EDEVICE, "%s: the driver maps no boxes of its operands", op);
-    TSR_TRY(tsr_allow_shared(stream, (const void *)shape->kernel, shape->bytes, op));
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, shape->bytes, op));
     int64_t items = (c.tokens + QUERIES - 1) / QUERIES * (int64_t)c.q_heads;
     int64_t blocks = tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count;
     if (blocks > items || (s->documents > 1 && !s->window))
         blocks = items;
-    TSR_LAUNCH_SHARED(shape->kernel, (unsigned)blocks, THREADS, shape->bytes, stream, c, maps, a->o,
+    TSR_LAUNCH_SHARED(kernel, (unsigned)blocks, THREADS, shape->bytes, stream, c, maps, a->o,
                       a->lse);
     return tsr_launched(op);
 }

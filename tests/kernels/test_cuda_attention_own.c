@@ -80,12 +80,20 @@ static const attention_case own_cases[] = {
     {1500, 2, 2, 2, 256, 517, {260, 1200}, 0, 0, 0, 0, 1},
     {2000, 1, 4, 4, 64, 0, {1990}},
     {1000, 4, 4, 2, 256, 0, {250, 250, 250, 249}},
+    /* Gemma 2's heads: of the 2b and 9b, with their window and one that hides much, and of the 27b */
+    {4300, 1, 2, 1, 256, 4096, {4290}, 0, 50, 0.0625f},
+    {1300, 2, 8, 4, 256, 512, {1100, 190}, 0, 50, 0.25f},
+    {1300, 2, 4, 2, 128, 640, {1100, 190}, 0, 50, 0.0833f},
+    {1030, 3, 16, 1, 128, 0, {500, 1, 520}, 0, 50, 0.25f},
+    /* a cap that only kernels without tensor cores take */
+    {300, 1, 4, 2, 64, 0, {300}, 0, 1000},
 };
 
 /* As on cards with little shared memory (sm_86, sm_89, sm_120), and with blocks as of long documents. */
 static const tsr_attention_card cards[] = {{99 << 10, 1}, {163 << 10, 1}, {227 << 10, 1}};
 static const tsr_attention_card *card;
 static int forwards; /* cases that the forward of attention_wgmma.h took */
+static int capped;   /* and with capped scores */
 
 static tsr_status own_on_card(tsr_stream *stream, const tsr_attention_args *args)
 {
@@ -139,7 +147,7 @@ static void check_wgmma_forward(const problem *p, void *workspace, uint64_t byte
     compare(p, &first, &second, true);
     check_heads(p, &first, tsr_attention_forward_wgmma, tsr_attention_backward_own, 1);
     check_ranks(p, &first, tsr_attention_forward_wgmma, tsr_attention_backward_own, ranks);
-    forwards++;
+    forwards++, capped += p->c->softcap > 0;
 }
 
 /* All key heads in one launch, and one after the other: the same bits. */
@@ -160,42 +168,93 @@ static void check_wgmma(const problem *p)
     check_ranks(p, &second, tsr_attention_own, backward_wgmma, 2 + (int)p->c->tokens % 2);
 }
 
+/* By every own kernel that takes it. */
+static void check_case(const attention_case *c, tsr_dtype dtype, int ranks)
+{
+    problem p;
+    make_problem(&p, c, dtype, NAN); /* padding is never read */
+    uint64_t bytes = own_workspace_bytes(&p);
+    void *workspace = cuda_copy(NULL, bytes);
+    operands first = run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
+    operands second = run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
+    compare(&p, &first, &second, true);
+    check_heads(&p, &first, tsr_attention_own, tsr_attention_backward_own, 1);
+    check_ranks(&p, &first, tsr_attention_own, tsr_attention_backward_own, ranks);
+    for (size_t k = 0; dtype == TSR_BF16 && k < sizeof cards / sizeof *cards; k++) {
+        card = &cards[k];
+        if (card->shared_bytes > shared_bytes())
+            continue;
+        first = run(&p, own_on_card, own_backward_on_card, workspace, bytes);
+        second = run(&p, own_on_card, own_backward_on_card, workspace, bytes);
+        compare(&p, &first, &second, true);
+        check_heads(&p, &first, own_on_card, own_backward_on_card, 1);
+        check_ranks(&p, &first, own_on_card, own_backward_on_card, ranks);
+    }
+    check_wgmma_forward(&p, workspace, bytes, ranks);
+    check_wgmma(&p);
+    free_problem(&p);
+}
+
 static void own_kernel_matches_the_reference(void **state)
 {
     (void)state;
     const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16, TSR_F16};
     for (size_t i = 0; i < sizeof own_cases / sizeof *own_cases; i++)
         for (size_t j = 0; j < sizeof dtypes / sizeof *dtypes; j++) {
-            const attention_case *c = &own_cases[i];
-            problem p;
             if (!cuda_turn())
                 continue;
             print_message("own kernel, case %zu, %s\n", i, tsr_dtype_name(dtypes[j]));
-            make_problem(&p, c, dtypes[j], NAN); /* padding is never read */
-            uint64_t bytes = own_workspace_bytes(&p);
-            void *workspace = cuda_copy(NULL, bytes);
-            operands first =
-                run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
-            operands second =
-                run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
-            compare(&p, &first, &second, true);
-            check_heads(&p, &first, tsr_attention_own, tsr_attention_backward_own, 1);
-            check_ranks(&p, &first, tsr_attention_own, tsr_attention_backward_own, 2 + (int)i % 2);
-            for (size_t k = 0; dtypes[j] == TSR_BF16 && k < sizeof cards / sizeof *cards; k++) {
-                card = &cards[k];
-                if (card->shared_bytes > shared_bytes())
-                    continue;
-                first = run(&p, own_on_card, own_backward_on_card, workspace, bytes);
-                second = run(&p, own_on_card, own_backward_on_card, workspace, bytes);
-                compare(&p, &first, &second, true);
-                check_heads(&p, &first, own_on_card, own_backward_on_card, 1);
-                check_ranks(&p, &first, own_on_card, own_backward_on_card, 2 + (int)i % 2);
-            }
-            check_wgmma_forward(&p, workspace, bytes, 2 + (int)i % 2);
-            check_wgmma(&p);
-            free_problem(&p);
+            check_case(&own_cases[i], dtypes[j], 2 + (int)i % 2);
         }
-    print_message("%d cases by the forward of attention_wgmma.h\n", forwards);
+    print_message("%d cases by the forward of attention_wgmma.h, %d of them capped\n", forwards,
+                  capped);
+}
+
+/* ---- capped scores of random shapes ---- */
+
+#define DRAWN 40
+
+/* Uniform in [0, below). */
+static int32_t draw(uint64_t *stream, int32_t below)
+{
+    return (int32_t)(tsr_philox_uniform(tsr_philox_at(78, 3, (*stream)++).word[0]) * (float)below);
+}
+
+/* Heads of 64, 128 and 256 most of all; scores hardly capped to most of the way. */
+static attention_case draw_case(uint64_t *stream)
+{
+    static const int32_t dims[] = {64, 128, 256, 128, 256, 96, 192};
+    static const float caps[] = {3, 5, 20, 50, 50}, scales[] = {1, 2, 3};
+    attention_case c = {.documents = 1 + draw(stream, 4), .dim = dims[draw(stream, 7)]};
+    for (int32_t i = 0; i < c.documents; i++) {
+        c.length[i] = draw(stream, 5) ? draw(stream, 600) : draw(stream, 3);
+        c.tokens += c.length[i];
+    }
+    c.tokens += 1 + draw(stream, 70);
+    c.kv_heads = 1 + draw(stream, 2);
+    c.q_heads = c.kv_heads * (1 + draw(stream, 3));
+    c.window = draw(stream, 2) ? 1 + draw(stream, 3) * 256 + draw(stream, 200) : 0;
+    c.v_dim = c.dim == 192 ? 128 : draw(stream, 4) ? 0 : c.dim - 8;
+    c.softcap = caps[draw(stream, 5)];
+    c.scale = scales[draw(stream, 3)] / sqrtf((float)c.dim);
+    c.sinks = draw(stream, 3) ? 0 : 3;
+    return c;
+}
+
+static void random_capped_shapes_match_the_reference(void **state)
+{
+    (void)state;
+    uint64_t stream = 0;
+    for (int i = 0; i < DRAWN; i++) {
+        const attention_case c = draw_case(&stream);
+        if (!cuda_turn())
+            continue;
+        print_message("capped, case %d: %lld tokens, %d documents, %d and %d heads of %d and %d, "
+                      "window %d, cap %g, scale %g, sinks %g\n",
+                      i, (long long)c.tokens, c.documents, c.q_heads, c.kv_heads, c.dim, c.v_dim,
+                      c.window, (double)c.softcap, (double)c.scale, (double)c.sinks);
+        check_case(&c, TSR_BF16, 2 + i % 2);
+    }
 }
 
 /* dq is added up in fixed point, whose unit follows from the largest keys and values. Its error is that of sums in fp32,
@@ -246,6 +305,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(own_kernel_matches_the_reference),
+        cmocka_unit_test(random_capped_shapes_match_the_reference),
         cmocka_unit_test(fixed_point_keeps_the_digits),
     };
     return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
