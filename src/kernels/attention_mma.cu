@@ -137,10 +137,16 @@ typedef void forward_kernel(attention_call, const void *, const void *, const vo
 
 typedef struct {
     int width, v_width, warps, blocks, stages, resident;
-    forward_kernel *kernel, *capped;
+    forward_kernel *kernel,
+        *capped; /* capped NULL: heads that no published model caps the scores of */
 } forward_shape;
 
 #define FORWARD(width, v_width, warps, blocks, stages, resident)                                   \
+    {                                                                                              \
+        width, v_width, warps, blocks, stages, resident,                                           \
+            forward<width, v_width, warps, blocks, stages, resident, false>, NULL                  \
+    }
+#define FORWARD_CAPPED(width, v_width, warps, blocks, stages, resident)                            \
     {                                                                                              \
         width, v_width, warps, blocks, stages, resident,                                           \
             forward<width, v_width, warps, blocks, stages, resident, false>,                       \
@@ -149,10 +155,12 @@ typedef struct {
 
 /* By width, then the fastest first. */
 static const forward_shape shapes[] = {
-    FORWARD(64, 64, 4, 2, 2, 2),   FORWARD(64, 64, 4, 2, 1, 2),   FORWARD(96, 96, 4, 2, 2, 2),
-    FORWARD(96, 96, 4, 2, 1, 2),   FORWARD(96, 96, 4, 1, 1, 2),   FORWARD(128, 128, 4, 2, 2, 2),
-    FORWARD(128, 128, 4, 2, 1, 2), FORWARD(128, 128, 4, 1, 1, 2), FORWARD(192, 128, 4, 2, 1, 2),
-    FORWARD(192, 128, 4, 1, 1, 1), FORWARD(256, 256, 4, 1, 1, 2), FORWARD(256, 256, 4, 1, 1, 1),
+    FORWARD(64, 64, 4, 2, 2, 2),          FORWARD(64, 64, 4, 2, 1, 2),
+    FORWARD(96, 96, 4, 2, 2, 2),          FORWARD(96, 96, 4, 2, 1, 2),
+    FORWARD(96, 96, 4, 1, 1, 2),          FORWARD_CAPPED(128, 128, 4, 2, 2, 2),
+    FORWARD_CAPPED(128, 128, 4, 2, 1, 2), FORWARD_CAPPED(128, 128, 4, 1, 1, 2),
+    FORWARD(192, 128, 4, 2, 1, 2),        FORWARD(192, 128, 4, 1, 1, 1),
+    FORWARD_CAPPED(256, 256, 4, 1, 1, 2), FORWARD_CAPPED(256, 256, 4, 1, 1, 1),
 };
 
 #define RESERVED    1024         /* bytes of shared memory that every block takes besides */
@@ -170,7 +178,7 @@ static const forward_shape *shape_for(const attention_call *c, const tsr_attenti
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const forward_shape *s = &shapes[i];
-        if (c->dim <= s->width && c->v_dim <= s->v_width &&
+        if (c->dim <= s->width && c->v_dim <= s->v_width && (c->softcap == 0 || s->capped) &&
             s->resident * (bytes_of(s) + RESERVED) <= card->shared_bytes + RESERVED)
             return s;
     }

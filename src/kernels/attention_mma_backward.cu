@@ -462,11 +462,20 @@ typedef void finish_kernel(attention_call, fixed_dq, void *);
 
 typedef struct {
     int width, v_width, keys, parts, queries;
-    gradients_kernel *gradients, *shared, *capped; /* capped: shared or not */
+    gradients_kernel *gradients, *shared,
+        *capped; /* capped: shared or not, NULL as attention_mma.cu has it */
     finish_kernel *finish;
 } backward_shape;
 
 #define BACKWARD(width, v_width, keys, parts, queries)                                             \
+    {                                                                                              \
+        width, v_width, keys, parts, queries,                                                      \
+            gradients<width, v_width, keys, parts, queries, false, false>,                         \
+            gradients<width, v_width, keys, parts, queries, true, false>, NULL,                    \
+            finish_dq<width, keys * parts / TSR_WARP, queries>                                     \
+    }
+
+#define BACKWARD_CAPPED(width, v_width, keys, parts, queries)                                      \
     {                                                                                              \
         width, v_width, keys, parts, queries,                                                      \
             gradients<width, v_width, keys, parts, queries, false, false>,                         \
@@ -477,10 +486,11 @@ typedef struct {
 
 /* By width, then the largest blocks first. */
 static const backward_shape shapes[] = {
-    BACKWARD(64, 64, 128, 2, 64),  BACKWARD(64, 64, 64, 2, 64),    BACKWARD(96, 96, 128, 2, 64),
-    BACKWARD(96, 96, 64, 2, 32),   BACKWARD(128, 128, 128, 2, 64), BACKWARD(128, 128, 64, 2, 64),
-    BACKWARD(128, 128, 64, 2, 32), BACKWARD(192, 128, 128, 2, 32), BACKWARD(192, 128, 64, 2, 32),
-    BACKWARD(256, 256, 64, 4, 64),
+    BACKWARD(64, 64, 128, 2, 64),          BACKWARD(64, 64, 64, 2, 64),
+    BACKWARD(96, 96, 128, 2, 64),          BACKWARD(96, 96, 64, 2, 32),
+    BACKWARD_CAPPED(128, 128, 128, 2, 64), BACKWARD_CAPPED(128, 128, 64, 2, 64),
+    BACKWARD_CAPPED(128, 128, 64, 2, 32),  BACKWARD(192, 128, 128, 2, 32),
+    BACKWARD(192, 128, 64, 2, 32),         BACKWARD_CAPPED(256, 256, 64, 4, 64),
 };
 
 /* dq's sums: where documents are long, of fewer key heads at a time. */
@@ -488,10 +498,10 @@ static const backward_shape shapes[] = {
 #define SUM_ROWS  64 /* a multiple of every shape's queries */
 
 /* Columns of the sums; 0: no shape holds the heads. */
-static int width_of(int dim, int v_dim)
+static int width_of(int dim, int v_dim, bool capped)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (dim <= shapes[i].width && v_dim <= shapes[i].v_width)
+        if (dim <= shapes[i].width && v_dim <= shapes[i].v_width && (!capped || shapes[i].capped))
             return shapes[i].width;
     return 0;
 }
@@ -511,7 +521,8 @@ static uint64_t sum_bytes(int64_t tokens, int q_heads, int kv_heads, int width)
 
 uint64_t attention_mma_workspace_bytes(const tsr_attention_bounds *b)
 {
-    int v_dim = tsr_attention_v_dim(b->v_dim, b->head_dim), width = width_of(b->head_dim, v_dim);
+    int v_dim = tsr_attention_v_dim(b->v_dim, b->head_dim);
+    int width = width_of(b->head_dim, v_dim, b->softcap > 0);
     uint64_t most = attention_bounds_bytes(b->kv_heads, b->head_dim);
     uint64_t rows = (uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float);
     if (b->dtype != TSR_BF16 || !b->train || !width || b->kv_heads < 1)
@@ -532,7 +543,8 @@ static const backward_shape *shape_for(const attention_call *c, const tsr_attent
     const backward_shape *found = NULL;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const backward_shape *s = &shapes[i];
-        if (c->dim > s->width || c->v_dim > s->v_width || bytes_of(s) > card->shared_bytes)
+        if (c->dim > s->width || c->v_dim > s->v_width || bytes_of(s) > card->shared_bytes ||
+            (c->softcap > 0 && !s->capped))
             continue;
         if (found && (s->width != found->width || s->v_width != found->v_width))
             return found;

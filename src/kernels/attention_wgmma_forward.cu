@@ -360,7 +360,7 @@ static __device__ __forceinline__ void run(const attention_call *c, const forwar
 static __device__ __forceinline__ __attribute__((unused)) void
 use_all(const attention_call *c, const forward_maps *maps, void *o, float *lse)
 {
-    run<64, 128, true>(c, maps, o, lse);
+    run<64, 128, false>(c, maps, o, lse);
     run<128, 128, true>(c, maps, o, lse);
     run<256, 64, true>(c, maps, o, lse);
 }
@@ -382,11 +382,11 @@ typedef void forward_kernel(const attention_call, const forward_maps, void *, fl
 
 typedef struct {
     int width, keys, bytes;
-    forward_kernel *kernel, *capped;
+    forward_kernel *kernel, *capped; /* capped NULL: as attention_mma.cu has it */
 } forward_shape;
 
 static const forward_shape shapes[] = {
-    {64, 128, BYTES(64, 128), forward_blocks<64, 128, false>, forward_blocks<64, 128, true>},
+    {64, 128, BYTES(64, 128), forward_blocks<64, 128, false>, NULL},
     {128, 128, BYTES(128, 128), forward_blocks<128, 128, false>, forward_blocks<128, 128, true>},
     {256, 64, BYTES(256, 64), forward_blocks<256, 64, false>, forward_blocks<256, 64, true>},
 };
@@ -398,7 +398,8 @@ static const forward_shape *shape_for(const tsr_attention_shape *s)
         (v_dim > 128 && dim < LEAST_WIDE))
         return NULL;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (dim <= shapes[i].width && v_dim <= shapes[i].width)
+        if (dim <= shapes[i].width && v_dim <= shapes[i].width &&
+            (s->softcap == 0 || shapes[i].capped))
             return &shapes[i];
     return NULL;
 }
