@@ -232,24 +232,6 @@ static inline cudaLaunchConfig_t tsr_launch_config(cudaLaunchAttribute *early, d
 #define TSR_LAUNCH(kernel, blocks, threads, stream, ...)                                           \
     TSR_LAUNCH_SHARED(kernel, blocks, threads, 0, stream, __VA_ARGS__)
 
-/* The config, whose attributes have room for one more, in clusters of so many blocks that follow each other. */
-static inline void tsr_launch_clusters(cudaLaunchConfig_t *config, unsigned blocks)
-{
-    cudaLaunchAttribute *own = config->attrs + config->numAttrs++;
-    own->id = cudaLaunchAttributeClusterDimension;
-    own->val.clusterDim.x = blocks;
-    own->val.clusterDim.y = own->val.clusterDim.z = 1;
-}
-
-#define TSR_LAUNCH_CLUSTERS(kernel, cluster, blocks, threads, shared_bytes, stream, ...)           \
-    do {                                                                                           \
-        cudaLaunchAttribute attributes_[2] = {};                                                   \
-        cudaLaunchConfig_t config_ =                                                               \
-            tsr_launch_config(attributes_, blocks, threads, shared_bytes, stream);                 \
-        tsr_launch_clusters(&config_, cluster);                                                    \
-        (void)cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__);                                   \
-    } while (0)
-
 /* So that `kernel` may ask for so much shared memory at a launch, which may be more than every card has. */
 static inline tsr_status tsr_allow_shared(tsr_stream *stream, const void *kernel, int64_t bytes,
                                           const char *op)

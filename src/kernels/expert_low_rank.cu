@@ -113,8 +113,6 @@ tsr_expert_low_rank_backward_cuda(tsr_stream *stream, const tsr_expert_low_rank_
         args->dtype == TSR_BF16 && args->in % TSR_VECTOR == 0 && args->out % TSR_VECTOR == 0 &&
         (uintptr_t)args->db % 8 == 0 && args->rows.experts <= TSR_EXPERTS_MOST &&
         tsr_vectors(args->r, args->x, args->dz, args->low, args->b, args->d_low, args->weighted);
-    if (args->rows.most && in_vectors && tsr_expert_low_rank_in_clusters(stream, args))
-        return tsr_expert_low_rank_backward_cluster(stream, args);
     tsr_expert_low_rank_args of_dz = tsr_expert_low_rank_of_dz(args);
     TSR_TRY(tsr_expert_low_rank_cuda(stream, &of_dz));
     return args->rows.most && in_vectors ? tsr_expert_low_rank_sums_mma(stream, args)

@@ -13,11 +13,4 @@ tsr_status tsr_expert_low_rank_mma(tsr_stream *stream, const tsr_expert_low_rank
 tsr_status tsr_expert_low_rank_sums_mma(tsr_stream *stream,
                                         const tsr_expert_low_rank_backward_args *args);
 
-/* expert_low_rank_cluster.cu: bf16 in vectors, all of the backward; whether this card, this build's code for it and this shape
- * can. */
-bool tsr_expert_low_rank_in_clusters(const tsr_stream *stream,
-                                     const tsr_expert_low_rank_backward_args *args);
-tsr_status tsr_expert_low_rank_backward_cluster(tsr_stream *stream,
-                                                const tsr_expert_low_rank_backward_args *args);
-
 #endif

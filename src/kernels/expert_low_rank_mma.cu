@@ -6,7 +6,7 @@
  * add_rows   db = dz^T low and da = d_low^T x. A block has a strip of 128 columns of dz or x of an expert, a
  *            warp 16, and up to 64 ranks, in registers; the expert's rows go by in order, 64 at a time. So a sum
  *            is one block's: no partial sums, and no order but that of the rows. Experts with most rows go first, as their
- *            blocks take longest. For cards and shapes that expert_low_rank_cluster.cu does not take.
+ *            blocks take longest.
  * Cost       x and dz once each, from memory or L2; the factors once for 128 rows. Both wait for memory. On an H200
  *            8192 tokens times 8 of 128 experts at r 16 take for 1536 x 2048 (2048 x 768) 0.064 (0.036) ms for low of x,
  *            0.065 (0.069) for that of dz, and 0.160 (0.135) for db and da; 0.41 (0.43) where the largest expert has 18 % of

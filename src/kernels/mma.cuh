@@ -137,12 +137,6 @@ static __device__ __forceinline__ void tsr_copy_wait_but_two(void)
     asm volatile("cp.async.wait_group 2;" ::: "memory");
 }
 
-/* All groups of this thread but the latest N have arrived. */
-template <int N> static __device__ __forceinline__ void tsr_copy_wait_but(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* Each thread that has written to shared memory, before tsr_bulk_store; code for older cards has neither. */
 static __device__ __forceinline__ void tsr_bulk_written(void)
 {
