@@ -81,16 +81,15 @@ static __global__ void __launch_bounds__(THREADS)
     if (at >= a.rows.experts * each)
         return;
     int64_t e = at / each, db_at = at % each, da_at = db_at - a.out * a.r;
-    const void *d_low = a.p ? a.weighted : a.d_low;
     float sum = 0;
     for (int row = a.rows.offset[e]; row < a.rows.offset[e + 1]; row++) {
-        int64_t from = (a.p != NULL) == (da_at < 0) ? row_from(&a.rows, row) : row;
+        int64_t from = a.spread == (da_at < 0) ? row_from(&a.rows, row) : row;
         if (da_at < 0)
             sum = fmaf(tsr_load(a.dz, from * a.out + db_at / a.r, a.dtype),
                        tsr_load(a.low, row * a.r + db_at % a.r, a.dtype), sum);
         else
             sum = fmaf(tsr_load(a.x, from * a.in + da_at % a.in, a.dtype),
-                       tsr_load(d_low, row * a.r + da_at / a.in, a.dtype), sum);
+                       tsr_load(a.d_low, row * a.r + da_at / a.in, a.dtype), sum);
     }
     if (da_at < 0)
         a.db[e * a.out * a.r + db_at] = sum;
@@ -109,12 +108,10 @@ extern "C" tsr_status
 tsr_expert_low_rank_backward_cuda(tsr_stream *stream, const tsr_expert_low_rank_backward_args *args)
 {
     TSR_TRY(tsr_expert_low_rank_backward_check(args));
-    bool in_vectors =
-        args->dtype == TSR_BF16 && args->in % TSR_VECTOR == 0 && args->out % TSR_VECTOR == 0 &&
-        (uintptr_t)args->db % 8 == 0 && args->rows.experts <= TSR_EXPERTS_MOST &&
-        tsr_vectors(args->r, args->x, args->dz, args->low, args->b, args->d_low, args->weighted);
-    tsr_expert_low_rank_args of_dz = tsr_expert_low_rank_of_dz(args);
-    TSR_TRY(tsr_expert_low_rank_cuda(stream, &of_dz));
-    return args->rows.most && in_vectors ? tsr_expert_low_rank_sums_mma(stream, args)
+    bool in_vectors = args->dtype == TSR_BF16 && args->in % TSR_VECTOR == 0 &&
+                      args->out % TSR_VECTOR == 0 && (uintptr_t)args->db % 8 == 0 &&
+                      args->rows.experts <= TSR_EXPERTS_MOST &&
+                      tsr_vectors(args->r, args->x, args->dz, args->low, args->d_low);
+    return args->rows.most && in_vectors ? tsr_expert_low_rank_backward_mma(stream, args)
                                          : add_plainly(stream, args);
 }

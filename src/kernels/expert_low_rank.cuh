@@ -8,9 +8,9 @@
 #include "kernels/expert_low_rank.h"
 #include "kernels/expert_low_rank_backward.h"
 
-/* expert_low_rank_mma.cu: bf16 in vectors; and db and da, when d_low is there. */
+/* expert_low_rank_mma.cu: bf16 in vectors. */
 tsr_status tsr_expert_low_rank_mma(tsr_stream *stream, const tsr_expert_low_rank_args *args);
-tsr_status tsr_expert_low_rank_sums_mma(tsr_stream *stream,
-                                        const tsr_expert_low_rank_backward_args *args);
+tsr_status tsr_expert_low_rank_backward_mma(tsr_stream *stream,
+                                            const tsr_expert_low_rank_backward_args *args);
 
 #endif

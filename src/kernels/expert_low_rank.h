@@ -1,6 +1,6 @@
 /*
  * kernels/expert_low_rank.h: each row times a low-rank factor of its expert: what grouped_gemm takes of an adapter, and what
- * expert_low_rank_backward makes of dz.
+ * expert_low_rank_backward sums.
  *
  * For row i of expert e, and x_i the row of x that it takes (expert_rows.h), F_e [r, width]:
  *   low[i] = RN_dtype(scale F_e x_i)      weighted[i] = RN_dtype(p_i scale F_e x_i)

@@ -1,5 +1,5 @@
 /*
- * expert_low_rank_backward_ref.c: contract expert_low_rank_backward.h. First d_low, then strips of columns of db and da.
+ * expert_low_rank_backward_ref.c: contract expert_low_rank_backward.h. Strips of columns of db and da.
  */
 #include "kernels/expert_low_rank_backward.h"
 
@@ -15,14 +15,11 @@ tsr_status tsr_expert_low_rank_backward_check(const tsr_expert_low_rank_backward
     TSR_TRY(tsr_expect_dtype(op, args->dtype));
     TSR_TRY(tsr_expert_rows_check(op, &args->rows));
     TSR_EXPECT(args->out > 0 && args->in > 0 && args->r > 0, op, "out, in or r is no width");
-    TSR_EXPECT(args->out <= INT32_MAX && args->in <= INT32_MAX && args->r <= INT32_MAX, op,
-               "out, in or r is too wide");
     TSR_EXPECT(args->da && args->db, op, "da or db is NULL");
-    TSR_EXPECT(!args->p || args->rows.slot, op, "p needs slots");
+    TSR_EXPECT(!args->spread || args->rows.slot, op, "what is spread needs slots");
     if (args->rows.most == 0)
         return TSR_OK;
-    TSR_EXPECT(args->x && args->dz && args->low && args->b, op, "x, dz, low or b is NULL");
-    TSR_EXPECT(args->d_low && (!args->p || args->weighted), op, "d_low or weighted is NULL");
+    TSR_EXPECT(args->x && args->dz && args->low && args->d_low, op, "x, dz, low or d_low is NULL");
     return TSR_OK;
 }
 
@@ -35,12 +32,12 @@ typedef struct {
 
 static taken x_of(const tsr_expert_low_rank_backward_args *args)
 {
-    return (taken){args->x, args->in, args->rows.slot && !args->p};
+    return (taken){args->x, args->in, args->rows.slot && !args->spread};
 }
 
 static taken dz_of(const tsr_expert_low_rank_backward_args *args)
 {
-    return (taken){args->dz, args->out, args->p != NULL};
+    return (taken){args->dz, args->out, args->spread};
 }
 
 /* Rows [row, row_end) from `column` on: where they lie, or copied to `panel`. */
@@ -92,7 +89,7 @@ static void da_strip(const tsr_expert_low_rank_backward_args *args, int64_t e, i
     for (; row < end; row = last) {
         last = tsr_min(end, row + BLOCK_ROWS);
         da.k = last - row;
-        da.a = (const float *)(args->p ? args->weighted : args->d_low) + row * r;
+        da.a = (const float *)args->d_low + row * r;
         da.b = take_rows(panel, &da.ldb, args, x_of(args), row, last, column, da.n);
         tsr_gemm_block(&da);
         da.beta = 1;
@@ -130,8 +127,6 @@ tsr_status tsr_expert_low_rank_backward_ref(const tsr_expert_low_rank_backward_a
     TSR_TRY(tsr_expert_low_rank_backward_check(args));
     TSR_TRY(tsr_expect_f32("expert_low_rank_backward", args->dtype));
     TSR_TRY(tsr_expert_rows_read("expert_low_rank_backward", &args->rows));
-    tsr_expert_low_rank_args of_dz = tsr_expert_low_rank_of_dz(args);
-    TSR_TRY(tsr_expert_low_rank_ref(&of_dz, pool));
     int strips = tsr_block_count(args->out, STRIP) + tsr_block_count(args->in, STRIP);
     tsr_pool_run(pool, (int)args->rows.experts * strips, strip, (void *)args);
     return TSR_OK;

@@ -12,7 +12,9 @@
  *            0.065 (0.069) for that of dz, and 0.160 (0.135) for db and da; 0.41 (0.43) where the largest expert has 18 % of
  *            the rows, which its few blocks go through.
  */
-#include "kernels/expert_low_rank_parts.cuh"
+#include "kernels/expert_low_rank.cuh"
+#include "kernels/expert_tiles.cuh"
+#include "kernels/mma.cuh"
 
 #define THREADS    256
 #define WARPS      (THREADS / TSR_WARP)
@@ -20,12 +22,13 @@
 #define CHUNK      64
 #define LOW_STAGES 4 /* 0.064 ms for 65536 rows of 2048; with 3 0.076 */
 #define ADD_STAGES 3
+#define PAD        8 /* elements: rows lie 16 bytes further modulo 128, so no two collide */
 #define EACH       (SIDE * CHUNK / TSR_VECTOR / THREADS) /* copies of a thread */
 
 #define RANKS       (8 * GROUPS) /* of a block */
-#define ROW_PITCH   (CHUNK + LOW_PAD)
-#define RANK_PITCH  (RANKS + LOW_PAD)
-#define STRIP_PITCH (SIDE + LOW_PAD)
+#define ROW_PITCH   (CHUNK + PAD)
+#define RANK_PITCH  (RANKS + PAD)
+#define STRIP_PITCH (SIDE + PAD)
 
 /* The rows of x; of a factor. The rows of x or dz; of low or d_low. */
 template <int GROUPS> struct low_stage {
@@ -37,6 +40,14 @@ template <int GROUPS> struct add_stage {
     __nv_bfloat16 rows[CHUNK * STRIP_PITCH];
     __nv_bfloat16 low[CHUNK * RANK_PITCH];
 };
+
+static __device__ __forceinline__ int row_from(const tsr_expert_rows *rows, int row, int row_end,
+                                               bool gather)
+{
+    if (row >= row_end)
+        return -1;
+    return gather ? rows->slot[row] / (int32_t)rows->k : row;
+}
 
 /* ---- low ---- */
 
@@ -81,12 +92,38 @@ template <int GROUPS, bool BY_COLUMN>
 static __device__ __forceinline__ void multiply_low(float c[GROUPS][4],
                                                     const low_stage<GROUPS> *stage)
 {
-    const __nv_bfloat16 *rows = stage->rows + threadIdx.x / TSR_WARP * 16 * ROW_PITCH;
+    int lane = threadIdx.x % TSR_WARP, low = lane % 16, high = lane / 16 * 8;
+    int row = threadIdx.x / TSR_WARP * 16;
 #pragma unroll
-    for (int k = 0; k < CHUNK; k += 16)
-        low_multiply<GROUPS, BY_COLUMN>(c, rows + k, ROW_PITCH,
-                                        stage->factor + (BY_COLUMN ? k * RANK_PITCH : k),
-                                        BY_COLUMN ? RANK_PITCH : ROW_PITCH);
+    for (int k = 0; k < CHUNK; k += 16) {
+        uint32_t left[4];
+        tsr_ldmatrix(left, stage->rows + (row + low) * ROW_PITCH + k + high);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j += 2) {
+            uint32_t right[4];
+            if (BY_COLUMN)
+                tsr_ldmatrix_t(right, stage->factor + (k + low) * RANK_PITCH + 8 * j + high);
+            else
+                tsr_ldmatrix(right, stage->factor + (8 * j + lane % 8 + high) * ROW_PITCH + k +
+                                        lane / 8 % 2 * 8);
+            tsr_mma(c[j], left, right[0], right[1]);
+            tsr_mma(c[j + 1], left, right[2], right[3]);
+        }
+    }
+}
+
+/* A lane's two ranks of a row, p times and as they are. */
+static __device__ __forceinline__ void write_low(const tsr_expert_low_rank_args *a, int row,
+                                                 int rank, float first, float second)
+{
+    int64_t at = (int64_t)row * a->r + rank;
+    first *= a->scale, second *= a->scale;
+    if (a->low)
+        *(uint32_t *)((uint16_t *)a->low + at) = tsr_pack_bf16(first, second);
+    if (!a->weighted)
+        return;
+    float p = a->p[a->rows.slot[row]];
+    *(uint32_t *)((uint16_t *)a->weighted + at) = tsr_pack_bf16(p * first, p * second);
 }
 
 template <int GROUPS, bool BY_COLUMN>
@@ -112,9 +149,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
     p.factor = (const __nv_bfloat16 *)a.factor + (int64_t)tile.expert * p.width * p.r;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-        p.from[i] = low_row_from(&a.rows,
-                                 tile.row + ((int)threadIdx.x + i * THREADS) / (CHUNK / TSR_VECTOR),
-                                 tile.row_end, a.rows.slot && !a.in_order);
+        p.from[i] =
+            row_from(&a.rows, tile.row + ((int)threadIdx.x + i * THREADS) / (CHUNK / TSR_VECTOR),
+                     tile.row_end, a.rows.slot && !a.in_order);
     for (int i = 0; i < LOW_STAGES - 1; i++)
         fetch_low<GROUPS, BY_COLUMN>(stage + i, &p, i * CHUNK);
     for (int first = 0; first < p.width; first += CHUNK) {
@@ -132,8 +169,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
             int row = tile.row + threadIdx.x / TSR_WARP * 16 + lane / 4 + 8 * upper;
             int rank = p.rank + 8 * j + lane % 4 * 2;
             if (row < tile.row_end && rank < p.r)
-                low_write(a.low, a.weighted, (int64_t)row * p.r + rank, a.scale * c[j][2 * upper],
-                          a.scale * c[j][2 * upper + 1], a.weighted ? a.p[a.rows.slot[row]] : 1);
+                write_low(&a, row, rank, c[j][2 * upper], c[j][2 * upper + 1]);
         }
 }
 
@@ -158,8 +194,8 @@ static __device__ __forceinline__ add_rows_from find_rows(const add_place *p, in
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         found.from[i] =
-            low_row_from(p->order, first + ((int)threadIdx.x + i * THREADS) / (SIDE / TSR_VECTOR),
-                         p->row_end, p->gather);
+            row_from(p->order, first + ((int)threadIdx.x + i * THREADS) / (SIDE / TSR_VECTOR),
+                     p->row_end, p->gather);
     return found;
 }
 
@@ -190,6 +226,91 @@ static __device__ __forceinline__ void fetch_rows(add_stage<GROUPS> *stage, cons
     tsr_copy_commit();
 }
 
+/* c[j] += of the warp's 16 columns and group j of 8 ranks. */
+template <int GROUPS>
+static __device__ __forceinline__ void multiply_rows(float c[GROUPS][4],
+                                                     const add_stage<GROUPS> *stage)
+{
+    int lane = threadIdx.x % TSR_WARP, low = lane % 16, high = lane / 16 * 8;
+    int column = threadIdx.x / TSR_WARP * 16;
+#pragma unroll
+    for (int k = 0; k < CHUNK; k += 16) {
+        uint32_t left[4];
+        tsr_ldmatrix_t(left, stage->rows + (k + lane % 8 + high) * STRIP_PITCH + column +
+                                 lane / 8 % 2 * 8);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j += 2) {
+            uint32_t right[4];
+            tsr_ldmatrix_t(right, stage->low + (k + low) * RANK_PITCH + 8 * j + high);
+            tsr_mma(c[j], left, right[0], right[1]);
+            tsr_mma(c[j + 1], left, right[2], right[3]);
+        }
+    }
+}
+
+/* db has a row for each column of dz, da for each rank. */
+template <int GROUPS>
+static __device__ __forceinline__ void write_sums(const add_place *p, float *to, bool by_rank,
+                                                  const float c[GROUPS][4])
+{
+    int lane = threadIdx.x % TSR_WARP;
+    int column = p->column + threadIdx.x / TSR_WARP * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++) {
+            int rank = p->rank + 8 * j + lane % 4 * 2, own = column + 8 * upper;
+            float first = c[j][2 * upper], second = c[j][2 * upper + 1];
+            if (own >= p->width || rank >= p->r)
+                continue;
+            if (by_rank) {
+                to[(int64_t)rank * p->width + own] = first;
+                to[(int64_t)(rank + 1) * p->width + own] = second;
+            } else {
+                *(float2 *)(to + (int64_t)own * p->r + rank) = make_float2(first, second);
+            }
+        }
+}
+
+#define COUNT_BITS 21 /* beyond which experts count as equal */
+
+/* The expert that `place` others are before, those with most rows first, and where its rows begin. Every thread of a block asks. */
+static __device__ __forceinline__ int expert_at(int *first, int *end, const tsr_expert_rows *rows,
+                                                int place)
+{
+    __shared__ __align__(16) unsigned key[TSR_EXPERTS_MOST]; /* as the order, no two alike */
+    __shared__ int found[3];
+    int experts = (int)rows->experts, padded = (experts + 3) / 4 * 4;
+    int own_first[TSR_EXPERTS_MOST / THREADS], own_end[TSR_EXPERTS_MOST / THREADS];
+#pragma unroll
+    for (int i = 0; i < TSR_EXPERTS_MOST / THREADS; i++) {
+        int e = (int)threadIdx.x + i * THREADS;
+        if (e >= padded)
+            break;
+        own_first[i] = e < experts ? rows->offset[e] : 0;
+        own_end[i] = e < experts ? rows->offset[e + 1] : 0;
+        unsigned count = (unsigned)min(own_end[i] - own_first[i], (1 << COUNT_BITS) - 1);
+        key[e] = e < experts ? count * TSR_EXPERTS_MOST + (unsigned)(TSR_EXPERTS_MOST - e) : 0;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TSR_EXPERTS_MOST / THREADS; i++) {
+        int e = (int)threadIdx.x + i * THREADS, before = 0;
+        if (e >= experts)
+            break;
+        unsigned own = key[e];
+        for (int other = 0; other < padded; other += 4) {
+            uint4 four = *(const uint4 *)(key + other);
+            before += (four.x > own) + (four.y > own) + (four.z > own) + (four.w > own);
+        }
+        if (before == place)
+            found[0] = e, found[1] = own_first[i], found[2] = own_end[i];
+    }
+    __syncthreads();
+    *first = found[1], *end = found[2];
+    return found[0];
+}
+
 /* With few ranks a third block fits: 0.160 ms, not 0.203. */
 template <int GROUPS>
 static __global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 3 : 2)
@@ -201,22 +322,20 @@ static __global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 3 : 2)
     int dz_strips = (int)((a.out + SIDE - 1) / SIDE);
     int strips = dz_strips + (int)((a.in + SIDE - 1) / SIDE);
     int first, end;
-    int64_t expert =
-        low_expert_at<THREADS>(&first, &end, &a.rows, (int)(blockIdx.x / (unsigned)strips));
+    int64_t expert = expert_at(&first, &end, &a.rows, (int)(blockIdx.x / (unsigned)strips));
     int strip = (int)(blockIdx.x % (unsigned)strips), at = 0;
-    int column = (int)threadIdx.x / TSR_WARP * 16; /* the warp's, of the strip */
     bool of_dz = strip < dz_strips;
     float c[GROUPS][4] = {};
     add_place p;
     p.order = &a.rows;
     p.rows = (const __nv_bfloat16 *)(of_dz ? a.dz : a.x);
-    p.low = (const __nv_bfloat16 *)(of_dz ? a.low : a.p ? a.weighted : a.d_low);
+    p.low = (const __nv_bfloat16 *)(of_dz ? a.low : a.d_low);
     p.width = (int)(of_dz ? a.out : a.in);
     p.column = (of_dz ? strip : strip - dz_strips) * SIDE;
     p.r = (int)a.r;
     p.rank = (int)blockIdx.y * RANKS;
     p.row_end = end;
-    p.gather = of_dz == (a.p != NULL) && a.rows.slot;
+    p.gather = of_dz == a.spread && a.rows.slot;
     add_rows_from next = find_rows(&p, first);
     for (int i = 0; i < ADD_STAGES - 1; i++) {
         fetch_rows<GROUPS>(stage + i, &p, &next, first + i * CHUNK);
@@ -228,12 +347,10 @@ static __global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 3 : 2)
         fetch_rows<GROUPS>(stage + (at ? at - 1 : ADD_STAGES - 1), &p, &next,
                            first + (ADD_STAGES - 1) * CHUNK);
         next = find_rows(&p, first + ADD_STAGES * CHUNK);
-        low_add_rows<GROUPS, 1, CHUNK>(&c, stage[at].rows, STRIP_PITCH, stage[at].low, column, 0,
-                                       SIDE);
+        multiply_rows<GROUPS>(c, stage + at);
         at = at + 1 < ADD_STAGES ? at + 1 : 0;
     }
-    low_write_sums<GROUPS>((of_dz ? a.db : a.da) + expert * p.width * p.r, p.width, p.r,
-                           p.column + column, p.rank, !of_dz, c);
+    write_sums<GROUPS>(&p, (of_dz ? a.db : a.da) + expert * p.width * p.r, !of_dz, c);
 }
 
 /* ---- launching ---- */
@@ -271,8 +388,8 @@ static tsr_status launch_add(tsr_stream *stream, const tsr_expert_low_rank_backw
     return tsr_launched(op);
 }
 
-tsr_status tsr_expert_low_rank_sums_mma(tsr_stream *stream,
-                                        const tsr_expert_low_rank_backward_args *args)
+tsr_status tsr_expert_low_rank_backward_mma(tsr_stream *stream,
+                                            const tsr_expert_low_rank_backward_args *args)
 {
     return args->r <= 16   ? launch_add<2>(stream, args)
            : args->r <= 32 ? launch_add<4>(stream, args)

@@ -239,16 +239,18 @@ static tsr_status multiply(const tsr_expert_work *w, void *z, const void *x, con
     return w->fp8 ? multiply_fp8(w, &args) : context->kernels->grouped_gemm(context->stream, &args);
 }
 
-/* s x A^T. */
-static tsr_expert_low_rank_args low_of(const tsr_expert_work *w, const void *x, bool gather)
+/* s x A^T; backward s dz B. */
+static tsr_expert_low_rank_args low_of(const tsr_expert_work *w, const void *x, bool gather,
+                                       bool backward)
 {
     return (tsr_expert_low_rank_args){.x = x,
-                                      .factor = w->stack->a,
+                                      .factor = backward ? w->stack->b : w->stack->a,
                                       .rows = tsr_expert_rows_of(w, true),
-                                      .width = (int64_t)w->shape->in,
+                                      .width = (int64_t)(backward ? w->shape->out : w->shape->in),
                                       .r = (int64_t)w->stack->r,
                                       .scale = (float)w->stack->scale,
                                       .in_order = !gather,
+                                      .by_column = backward,
                                       .dtype = w->pass->context->dtype};
 }
 
@@ -260,7 +262,7 @@ static tsr_status make_low(const tsr_expert_work *w, const tsr_expert_low_rank_a
 
 tsr_status tsr_expert_forward(const tsr_expert_work *w, void *z, const void *x, const float *p)
 {
-    tsr_expert_low_rank_args low = low_of(w, x, !p);
+    tsr_expert_low_rank_args low = low_of(w, x, !p, false);
     low.low = w->kept && !p ? w->kept : w->low;
     low.weighted = p ? w->kept : NULL;
     low.p = p;
@@ -292,28 +294,29 @@ tsr_status tsr_expert_adapters(const tsr_expert_work *w, const void *x, const vo
     const tsr_linear_context *context = w->pass->context;
     uint64_t each =
         tsr_expert_rows_bytes(w->node, context->tokens, (int64_t)w->stack->r, context->dtype);
-    void *low = w->kept ? w->kept : w->rest;
-    tsr_expert_low_rank_args of_x = low_of(w, x, !p);
-    of_x.low = p ? NULL : low;
-    of_x.weighted = p ? low : NULL;
-    of_x.p = p;
+    void *low = w->kept ? w->kept : w->rest, *d_low = p ? w->rest + each : w->low;
+    tsr_expert_low_rank_args of_x = low_of(w, x, !p, false), of_dz = low_of(w, dz, p, true);
+    of_x.p = of_dz.p = p;
+    of_dz.low = w->low;
+    if (p)
+        of_x.weighted = low, of_dz.weighted = d_low;
+    else
+        of_x.low = low;
     if (!w->kept)
         TSR_TRY(make_low(w, &of_x));
+    TSR_TRY(make_low(w, &of_dz));
     return context->kernels->expert_low_rank_backward(
         context->stream, &(tsr_expert_low_rank_backward_args){.x = x,
                                                               .dz = dz,
                                                               .low = low,
-                                                              .b = w->stack->b,
-                                                              .p = p,
-                                                              .d_low = w->low,
-                                                              .weighted = p ? w->rest + each : NULL,
+                                                              .d_low = d_low,
                                                               .da = gradients->a,
                                                               .db = gradients->b,
                                                               .rows = tsr_expert_rows_of(w, true),
                                                               .out = (int64_t)w->shape->out,
                                                               .in = (int64_t)w->shape->in,
                                                               .r = (int64_t)w->stack->r,
-                                                              .scale = (float)w->stack->scale,
+                                                              .spread = p != NULL,
                                                               .dtype = context->dtype});
 }
 

@@ -9,13 +9,12 @@
 
 #define SCALE 1.75f
 
-enum { IN_ORDER, X_GATHERED, SPREAD_P, WAYS };
+enum { IN_ORDER, X_GATHERED, SPREAD, SPREAD_P, WAYS };
 
 typedef struct {
-    tsr_expert_low_rank_args of_x;
+    tsr_expert_low_rank_args of_x, of_dz;
     tsr_expert_low_rank_backward_args sums;
-    float *
-        results; /* da, db, then low and d_low, p times or not, of the rows; with p d_low as it is */
+    float *results; /* da, db, then low and d_low, p times or not, of the rows */
     int64_t count;
 } fixture;
 
@@ -24,6 +23,7 @@ static tsr_status run(void *context, tsr_pool *pool)
     fixture *f = context;
     memset(f->results, 0, (size_t)f->count * sizeof *f->results); /* rows of none */
     TSR_TRY(tsr_expert_low_rank_ref(&f->of_x, pool));
+    TSR_TRY(tsr_expert_low_rank_ref(&f->of_dz, pool));
     return tsr_expert_low_rank_backward_ref(&f->sums, pool);
 }
 
@@ -36,11 +36,11 @@ static void add_row(const wanted *want, const fixture *f, const float *p, int64_
 {
     const tsr_expert_low_rank_backward_args *s = &f->sums;
     int64_t from = tsr_expert_row_from(&s->rows, i);
-    const float *x = (const float *)s->x + (p ? i : from) * s->in;
-    const float *dz = (const float *)s->dz + (p ? from : i) * s->out;
+    const float *x = (const float *)s->x + (s->spread ? i : from) * s->in;
+    const float *dz = (const float *)s->dz + (s->spread ? from : i) * s->out;
     double scale = (double)SCALE * (p ? (double)p[s->rows.slot[i]] : 1);
     const float *a = (const float *)f->of_x.factor + e * s->r * s->in;
-    const float *b = (const float *)s->b + e * s->out * s->r;
+    const float *b = (const float *)f->of_dz.factor + e * s->out * s->r;
     for (int64_t k = 0; k < s->r; k++) {
         double low = 0, d_low = 0;
         for (int64_t j = 0; j < s->in; j++)
@@ -75,29 +75,18 @@ static void expect_half(const tsr_expert_low_rank_args *args, const float *p,
     free(low), free(both), free(want);
 }
 
-/* d_low beside what da takes of it, p times. */
-static void expect_d_low(const fixture *f, const float *p, const double *weighted)
-{
-    const tsr_expert_low_rank_backward_args *s = &f->sums;
-    double *want = new_doubles(NULL, s->rows.most * s->r);
-    for (int64_t i = s->rows.offset[0]; i < s->rows.offset[s->rows.experts]; i++)
-        for (int64_t k = 0; k < s->r; k++)
-            want[i * s->r + k] = weighted[i * s->r + k] / (double)p[s->rows.slot[i]];
-    expect_close("d_low as it is", s->d_low, want, s->rows.most * s->r, 2e-6);
-    free(want);
-}
-
 static void one_case(int64_t tokens, int64_t k, int64_t experts, int64_t out, int64_t in, int64_t r,
                      expert_load load, int way)
 {
     expert_case c = new_expert_case(tokens, k, experts, load);
-    bool gather = way == X_GATHERED, weighted = way == SPREAD_P;
+    bool gather = way == X_GATHERED, spread = way >= SPREAD;
     int64_t most = c.rows.most, rows = most * r, da_count = experts * r * in;
-    int64_t db_count = experts * out * r, count = da_count + db_count + 3 * rows;
+    int64_t db_count = experts * out * r, count = da_count + db_count + 2 * rows;
     float *x = new_random((gather ? tokens : most) * in, 1, 1);
-    float *dz = new_random((weighted ? tokens : most) * out, 2, 1), *p = new_gain(most, 5);
+    float *dz = new_random((spread ? tokens : most) * out, 2, 1), *p = new_gain(most, 5);
     float *a = new_random(da_count, 3, 1), *b = new_random(db_count, 4, 1);
     float *results = new_floats(count), *low = results + da_count + db_count;
+    bool weighted = way == SPREAD_P;
     tsr_expert_rows order = c.rows;
     if (way == IN_ORDER)
         order.slot = NULL;
@@ -114,19 +103,20 @@ static void one_case(int64_t tokens, int64_t k, int64_t experts, int64_t out, in
                  .sums = {.x = x,
                           .dz = dz,
                           .low = low,
-                          .b = b,
-                          .p = weighted ? p : NULL,
-                          .d_low = weighted ? low + 2 * rows : low + rows,
-                          .weighted = weighted ? low + rows : NULL,
+                          .d_low = low + rows,
                           .da = results,
                           .db = results + da_count,
                           .rows = order,
                           .out = out,
                           .in = in,
                           .r = r,
-                          .scale = SCALE},
+                          .spread = spread},
                  .results = results,
                  .count = count};
+    f.of_dz = f.of_x;
+    f.of_dz.low = weighted ? NULL : low + rows, f.of_dz.weighted = weighted ? low + rows : NULL;
+    f.of_dz.x = dz, f.of_dz.factor = b, f.of_dz.width = out;
+    f.of_dz.in_order = !spread, f.of_dz.by_column = true;
     double *sums = new_doubles(NULL, count);
     wanted want = {sums, sums + da_count, sums + da_count + db_count,
                    sums + da_count + db_count + rows};
@@ -140,7 +130,7 @@ static void one_case(int64_t tokens, int64_t k, int64_t experts, int64_t out, in
     expect_close("d_low", low + rows, want.d_low, rows, 2e-6);
     if (weighted) {
         expect_half(&f.of_x, p, want.low);
-        expect_d_low(&f, p, want.d_low);
+        expect_half(&f.of_dz, p, want.d_low);
     }
     for (int64_t e = 0; e < experts; e++)
         for (int64_t i = 0; c.offset[e] == c.offset[e + 1] && i < r * in; i++)
@@ -172,15 +162,13 @@ static void bad_arguments_are_refused(void **state)
     const tsr_expert_low_rank_backward_args good = {.x = x,
                                                     .dz = x,
                                                     .low = x,
-                                                    .b = x,
-                                                    .d_low = x + 3,
+                                                    .d_low = x,
                                                     .da = x,
                                                     .db = x,
                                                     .rows = rows,
                                                     .out = 1,
                                                     .in = 1,
-                                                    .r = 1,
-                                                    .scale = 1};
+                                                    .r = 1};
     assert_int_equal(tsr_expert_low_rank_check(&good_low), TSR_OK);
     tsr_expert_low_rank_args low = good_low;
     low.low = NULL;
@@ -214,17 +202,7 @@ static void bad_arguments_are_refused(void **state)
     bad.dz = NULL;
     assert_int_equal(tsr_expert_low_rank_backward_check(&bad), TSR_EINVAL);
     bad = good;
-    bad.b = NULL;
-    assert_int_equal(tsr_expert_low_rank_backward_check(&bad), TSR_EINVAL);
-    bad = good;
-    bad.d_low = NULL;
-    assert_int_equal(tsr_expert_low_rank_backward_check(&bad), TSR_EINVAL);
-    bad = good;
-    bad.p = x, bad.weighted = x + 2;
-    assert_int_equal(tsr_expert_low_rank_backward_check(&bad), TSR_EINVAL);
-    bad.rows.slot = slot, bad.rows.k = 1;
-    assert_int_equal(tsr_expert_low_rank_backward_check(&bad), TSR_OK);
-    bad.weighted = NULL;
+    bad.spread = true;
     assert_int_equal(tsr_expert_low_rank_backward_check(&bad), TSR_EINVAL);
     bad = good;
     bad.dtype = TSR_BF16;
