@@ -1,7 +1,6 @@
 /*
- * A golden trace through `tessera train` under mpirun, on several numbers of ranks: metrics.jsonl at
- * every step and the adapter that is written, and the same text and the same bytes of them for any
- * number of ranks.
+ * A golden trace through `tessera train` under mpirun: metrics.jsonl at every step and the adapter that
+ * is written; and on several numbers of ranks, over its first steps, the same text and the same bytes.
  *
  *     test_multi_command_line LAUNCH_RUN TESSERA TRACE BACKEND[:bfloat16] RANKS ...
  *
@@ -27,10 +26,14 @@ static char **rank_counts; /* ends with NULL */
 static const trace_case *run;
 static bool bf16;
 
+/* On several ranks: the first begins with what is read, the others with what ranks made of an adapter and its moments. */
+#define SHARED_STEPS 5
+
 /* What a run wrote. */
 typedef struct {
     char *metrics, *adapter, *config;
     uint64_t metrics_bytes, adapter_bytes, config_bytes;
+    int steps;
     trace_step step[TRACE_STEPS];
     char line[TRACE_STEPS][400]; /* of a step, up to what depends on time and ranks */
 } written;
@@ -59,15 +62,17 @@ static void write_job(const char *path)
 }
 
 /* Fails the test with what the program printed, unless it ends with 0. */
-static void train(int ranks, const char *offload, const char *job, const char *output_dir)
+static void train(int ranks, const char *offload, int steps, const char *job,
+                  const char *output_dir)
 {
-    char count[16], output[600], activations[64], state[64];
+    char count[16], output[600], activations[64], state[64], length[32];
     const char *log = scratch_path("log");
     int status;
     snprintf(count, sizeof count, "%d", ranks);
     snprintf(output, sizeof output, "output_dir=%s", output_dir);
     snprintf(activations, sizeof activations, "activation_offloading=%s", offload);
     snprintf(state, sizeof state, "optimizer_offload=%s", offload);
+    snprintf(length, sizeof length, "max_steps=%d", steps);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -75,7 +80,7 @@ static void train(int ranks, const char *offload, const char *job, const char *o
         dup2(file, 1);
         dup2(file, 2);
         execl(launch, launch, "-n", count, program, "train", job, output, activations, state,
-              (char *)NULL);
+              length, (char *)NULL);
         _exit(127);
     }
     while (waitpid(child, &status, 0) < 0)
@@ -129,21 +134,22 @@ static void read_metrics(written *out)
     while ((line = strsep(&rest, "\n")) && *line) {
         if (count == 0)
             check_event(line, "start", NULL, NULL);
-        else if (count <= TRACE_STEPS)
+        else if (count <= out->steps)
             read_step(out, count - 1, line);
         else
             check_event(line, "end", "status", "done");
         count++;
     }
-    assert_int_equal(count, TRACE_STEPS + 2);
+    assert_int_equal(count, out->steps + 2);
 }
 
 /* word: "2" or "2:offload" */
-static void run_ranks(written *out, const char *word, const char *job)
+static void run_ranks(written *out, const char *word, int steps, const char *job)
 {
     char directory[300], path[400];
-    snprintf(directory, sizeof directory, "%s_%s", scratch_path("out"), word);
-    train(atoi(word), strchr(word, ':') ? "true" : "false", job, directory);
+    snprintf(directory, sizeof directory, "%s_%s_%d", scratch_path("out"), word, steps);
+    train(atoi(word), strchr(word, ':') ? "true" : "false", steps, job, directory);
+    out->steps = steps;
     snprintf(path, sizeof path, "%s/metrics.jsonl", directory);
     out->metrics = read_whole(&out->metrics_bytes, path);
     snprintf(path, sizeof path, "%s/adapter_config.json", directory);
@@ -156,7 +162,8 @@ static void run_ranks(written *out, const char *word, const char *job)
 static void judge_adapter(const trace_golden *golden)
 {
     char path[400];
-    snprintf(path, sizeof path, "%s_1/adapter_model.safetensors", scratch_path("out"));
+    snprintf(path, sizeof path, "%s_1_%d/adapter_model.safetensors", scratch_path("out"),
+             TRACE_STEPS);
     tsr_safetensors *file = golden_open(path);
     assert_int_equal(tsr_safetensors_count(file), golden->tensor_count);
     float *all = malloc(golden->begin[golden->tensor_count] * sizeof *all);
@@ -175,7 +182,8 @@ static void judge_adapter(const trace_golden *golden)
 
 static void assert_same(const written *a, const written *b, const char *ranks)
 {
-    for (int i = 0; i < TRACE_STEPS; i++)
+    assert_int_equal(a->steps, b->steps);
+    for (int i = 0; i < a->steps; i++)
         if (strcmp(a->line[i], b->line[i]) != 0)
             fail_msg("%s ranks write %s, one rank %s", ranks, b->line[i], a->line[i]);
     if (a->adapter_bytes != b->adapter_bytes ||
@@ -194,7 +202,7 @@ static void test_trace(void **state)
     snprintf(job, sizeof job, "%s", scratch_path("job.yaml"));
     trace_open(&golden, run);
     write_job(job);
-    run_ranks(&one, "1", job);
+    run_ranks(&one, "1", TRACE_STEPS, job);
     print_message("  %s by the command line, 1 rank:\n", run->name);
     if (bf16) {
         trace_judge_bf16(&golden, one.step);
@@ -202,9 +210,13 @@ static void test_trace(void **state)
         trace_judge_steps(&golden, one.step);
         judge_adapter(&golden);
     }
+    free_written(&one);
+    one = (written){0};
+    if (rank_counts[1])
+        run_ranks(&one, "1", SHARED_STEPS, job);
     for (char **count = rank_counts + 1; *count; count++) {
         written more = {0};
-        run_ranks(&more, *count, job);
+        run_ranks(&more, *count, SHARED_STEPS, job);
         assert_same(&one, &more, *count);
         free_written(&more);
         print_message("  %s ranks: the same text and bytes\n", *count);
