@@ -11,7 +11,9 @@
 #define JOB_RANKS_MAX 8
 #define JOB_STEPS_MAX 8
 #define JOB_MODEL     TSR_SOURCE_DIR "/examples/tiny-llama"
-#define JOB_TRACES    TSR_SOURCE_DIR "/tests/golden/traces"
+/* JOB_MODEL's first three layers (CMakeLists.txt): a first, a last and one between, for what needs no more of them. */
+#define JOB_SHALLOW TSR_SHALLOW_MODEL
+#define JOB_TRACES  TSR_SOURCE_DIR "/tests/golden/traces"
 
 /* A program's arguments: none, or BACKEND DTYPE RANKS ("cuda bfloat16 2"), with which documents are 16
  * times as long: some kernels are for many tokens. Ends the program with 77 (skipped) where there are

@@ -24,7 +24,7 @@ static const char *config_text(const char *keys, const char *more)
 {
     static char text[2048];
     snprintf(text, sizeof text,
-             "max_steps: 6\nlearning_rate: 1e-2\nmodel_name_or_path: " JOB_MODEL "\n"
+             "max_steps: 6\nlearning_rate: 1e-2\nmodel_name_or_path: " JOB_SHALLOW "\n"
              "total_batch_size: 4\ndataset: %s\n%s%s",
              scratch_path("train.jsonl"), keys, more);
     return text;

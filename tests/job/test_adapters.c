@@ -15,7 +15,7 @@
 
 /* What all have, and each one's own keys: lines of a job of its own, and of an entry of the list. */
 #define COMMON                                                                                     \
-    "model_name_or_path: " JOB_MODEL "\ntotal_batch_size: 3\nper_device_train_batch_size: 1\n"     \
+    "model_name_or_path: " JOB_SHALLOW "\ntotal_batch_size: 3\nper_device_train_batch_size: 1\n"   \
     "max_grad_norm: 1\n"
 
 static const char *const members[MEMBERS][12] = {

@@ -16,7 +16,7 @@ static const char *config_text(const char *more, const char *length)
     static int next;
     char *out = text[next++ % 2];
     snprintf(out, sizeof text[0],
-             "model_name_or_path: " JOB_MODEL "\ndataset: %s\ntotal_batch_size: 4\nlora_r: 3\n"
+             "model_name_or_path: " JOB_SHALLOW "\ndataset: %s\ntotal_batch_size: 4\nlora_r: 3\n"
              "learning_rate: 1e-2\nlora_dropout: 0.1\n%s%s",
              scratch_path("train.jsonl"), more, length);
     return out;

@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #define KEYS                                                                                       \
-    "model_name_or_path: " JOB_MODEL "\nbackend: cpu\nlora_r: 4\nmax_steps: 1\n"                   \
+    "model_name_or_path: " JOB_SHALLOW "\nbackend: cpu\nlora_r: 4\nmax_steps: 1\n"                 \
     "per_device_train_batch_size: 1\n"
 
 static int64_t number(const json_t *object, const char *key)

@@ -19,7 +19,7 @@ static const char *config_text(const char *more)
 {
     static char text[4096];
     snprintf(text, sizeof text,
-             "model_name_or_path: " JOB_MODEL "\nlora_r: 2\ntotal_batch_size: 4\n"
+             "model_name_or_path: " JOB_SHALLOW "\nlora_r: 2\ntotal_batch_size: 4\n"
              "dataset: %s\n%s",
              scratch_path("train.jsonl"), more);
     return text;
@@ -107,7 +107,7 @@ static void test_not_finite(void **state)
         if (!strstr(result.message, "not finite in 3 steps in a row (max_skipped_steps is 2)"))
             fail_msg("%s", result.message);
         const char *named = strstr(result.message, "first, from the output back, the gradient of ");
-        if (!named || !strstr(named, "base_model.model.model.layers.5."))
+        if (!named || !strstr(named, "base_model.model.model.layers.2."))
             fail_msg("%s", result.message);
         if (ranks == 1)
             strcpy(alone, named);
@@ -145,7 +145,7 @@ static const char *bad_config(int bad, const char *more)
     }
     assert_int_equal(fclose(file), 0);
     snprintf(text, sizeof text,
-             "model_name_or_path: " JOB_MODEL "\nlora_r: 2\ntotal_batch_size: 4\n"
+             "model_name_or_path: " JOB_SHALLOW "\nlora_r: 2\ntotal_batch_size: 4\n"
              "shuffle: false\ndataset: %s\nmax_steps: 3\n%s",
              path, more);
     return text;
@@ -200,7 +200,7 @@ static void test_loss_never_finite(void **state)
         const char *said = strstr(result.message, cases[i / 3].words);
         if (!said || !strstr(said, "no step has updated anything") ||
             !strstr(said, "in this one the loss and first, from the output back, the gradient of "
-                          "base_model.model.model.layers.5."))
+                          "base_model.model.model.layers.2."))
             fail_msg("%d ranks: %s", ranks, result.message);
         assert_last_line("{\"event\":\"end\",\"status\":\"failed\"}");
         assert_no_adapter();

@@ -17,7 +17,7 @@
     TSR_SOURCE_DIR "/tests/golden/families/qwen3_moe/checkpoint" /* two of three layers have them */
 
 #define COMMON                                                                                     \
-    "model_name_or_path: " JOB_MODEL "\nper_device_train_batch_size: 1\nmax_grad_norm: 1\n"
+    "model_name_or_path: " JOB_SHALLOW "\nper_device_train_batch_size: 1\nmax_grad_norm: 1\n"
 #define EVALUATES "eval_strategy: steps\neval_dataset: %s\n"
 
 static const char *const members[MEMBERS][12] = {

@@ -46,17 +46,17 @@ static const char *write_pairs(int rows, unsigned vocab)
 static const struct {
     const char *name, *model, *keys;
 } kinds[] = {
-    {"a fresh DoRA, rsLoRA", JOB_MODEL, "objective: dpo\nuse_dora: true\nuse_rslora: true\n"},
-    {"packed", JOB_MODEL, "objective: dpo\npacking: true\nmax_length: 30\n"},
-    {"fp8", JOB_MODEL, "objective: dpo\nbase_compute: fp8\n"},
-    {"dropout", JOB_MODEL,
+    {"a fresh DoRA, rsLoRA", JOB_SHALLOW, "objective: dpo\nuse_dora: true\nuse_rslora: true\n"},
+    {"packed", JOB_SHALLOW, "objective: dpo\npacking: true\nmax_length: 30\n"},
+    {"fp8", JOB_SHALLOW, "objective: dpo\nbase_compute: fp8\n"},
+    {"dropout", JOB_SHALLOW,
      "objective: cpo\nloss_type: simpo\ndisable_dropout: false\nlora_dropout: 0.1\n"},
     {"experts", FAMILIES "qwen3_moe/checkpoint", "objective: dpo\nrouter_aux_loss_coef: 0.01\n"},
     {"experts, ORPO", FAMILIES "glm4_moe/checkpoint",
      "objective: orpo\nrouter_bias_update_rate: 0.01\n"},
     {"a delta rule", FAMILIES "qwen3_5/checkpoint", "objective: kto\n"},
-    {"PiSSA", JOB_MODEL, "objective: dpo\ninit_lora_weights: pissa\n"},
-    {"a trained embedding", JOB_MODEL, "objective: dpo\ntrainable_token_indices: [3, 17, 101]\n"},
+    {"PiSSA", JOB_SHALLOW, "objective: dpo\ninit_lora_weights: pissa\n"},
+    {"a trained embedding", JOB_SHALLOW, "objective: dpo\ntrainable_token_indices: [3, 17, 101]\n"},
 };
 
 #define KINDS (sizeof kinds / sizeof *kinds)
@@ -132,7 +132,7 @@ static void run_cell(job_result *out, int ranks, const char *objective, const ch
 
 static void run_long_cell(job_result *out, int ranks, const char *objective, const char *keys)
 {
-    run_on(out, ranks, objective, JOB_MODEL, write_long_pairs(9, 250, job_tokens(1)), keys);
+    run_on(out, ranks, objective, JOB_SHALLOW, write_long_pairs(9, 250, job_tokens(1)), keys);
 }
 
 /* Sanitizers are slow: there a quarter of the cells and of the ways to share, others for each objective. */
@@ -151,17 +151,17 @@ static void test_table(void **state)
         const char *model, *keys;
         bool same; /* as without it */
     } features[] = {
-        {JOB_MODEL, "gradient_checkpointing: full\n", true},
-        {JOB_MODEL, "offload: sharded\nactivation_offloading: true\noptimizer_offload: true\n",
+        {JOB_SHALLOW, "gradient_checkpointing: full\n", true},
+        {JOB_SHALLOW, "offload: sharded\nactivation_offloading: true\noptimizer_offload: true\n",
          true},
-        {JOB_MODEL, "use_dora: true\n", false},
-        {JOB_MODEL, "base_compute: fp8\n", false},
-        {JOB_MODEL, "packing: true\nmax_length: 30\n", false},
+        {JOB_SHALLOW, "use_dora: true\n", false},
+        {JOB_SHALLOW, "base_compute: fp8\n", false},
+        {JOB_SHALLOW, "packing: true\nmax_length: 30\n", false},
         {FAMILIES "mixtral/checkpoint", "", false},
     };
     for (size_t o = 0; o < sizeof objectives / sizeof *objectives; o++) {
         job_result plain, one, three;
-        run_cell(&plain, 1, objectives[o], JOB_MODEL, "");
+        run_cell(&plain, 1, objectives[o], JOB_SHALLOW, "");
         for (size_t f = o % STRIDE; f < sizeof features / sizeof *features; f += STRIDE) {
             tsr_auto_text what = {0};
             tsr_text_printf(&what, "%s, %s%s", objectives[o], features[f].keys, features[f].model);

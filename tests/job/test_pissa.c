@@ -278,21 +278,21 @@ static void same_on_ranks(const char *keys, const char *more)
 static void test_ranks(void **state)
 {
     (void)state;
-    same_on_ranks("model_name_or_path: " JOB_MODEL "\n" LORA, "");
-    same_on_ranks("model_name_or_path: " JOB_MODEL "\n" LORA "use_bnb_nested_quant: false\n",
+    same_on_ranks("model_name_or_path: " JOB_SHALLOW "\n" LORA, "");
+    same_on_ranks("model_name_or_path: " JOB_SHALLOW "\n" LORA "use_bnb_nested_quant: false\n",
                   "offload: full\n");
-    same_on_ranks("model_name_or_path: " JOB_MODEL "\nlora_r: 6\nload_in_4bit: false\n"
+    same_on_ranks("model_name_or_path: " JOB_SHALLOW "\nlora_r: 6\nload_in_4bit: false\n"
                   "init_lora_weights: pissa_niter_2\n",
                   "offload: sharded\n");
     same_on_ranks("model_name_or_path: " PREQUANTIZED "\n" LORA, "shard_group_size: 1\n");
-    same_on_ranks("model_name_or_path: " JOB_MODEL "\nuse_dora: true\n" LORA, "");
+    same_on_ranks("model_name_or_path: " JOB_SHALLOW "\nuse_dora: true\n" LORA, "");
 }
 
 /* A and B that it began with are those of its checkpoint: another W is not looked at. */
 static void test_resume(void **state)
 {
     (void)state;
-    static const char keys[] = "model_name_or_path: " JOB_MODEL "\n" LORA "use_rslora: true\n"
+    static const char keys[] = "model_name_or_path: " JOB_SHALLOW "\n" LORA "use_rslora: true\n"
                                "rank_pattern: {q_proj: 3, layers.1.mlp.down_proj: 9}\n";
     job_event stop = {.stop_after = 1};
     job_result whole, first, second;
@@ -315,7 +315,7 @@ static void test_resume(void **state)
 static void test_other_start(void **state)
 {
     (void)state;
-    static const char keys[] = "model_name_or_path: " JOB_MODEL "\nlora_r: 6\n";
+    static const char keys[] = "model_name_or_path: " JOB_SHALLOW "\nlora_r: 6\n";
     job_event stop = {.stop_after = 1};
     job_result result;
     job_run_in(&result, 1, config_text("%s", keys), "kaiming", &stop);
@@ -377,8 +377,8 @@ static void test_saved(void **state)
 static double first_loss(const char *keys)
 {
     job_result result;
-    run(&result, 1, config_text("model_name_or_path: " JOB_MODEL "\neval_on_start: true\n%s", keys),
-        "first");
+    run(&result, 1,
+        config_text("model_name_or_path: " JOB_SHALLOW "\neval_on_start: true\n%s", keys), "first");
     double loss = result.eval[0].loss;
     job_result_free(&result);
     return loss;
@@ -406,9 +406,9 @@ static void test_ways(void **state)
     double kaiming = first_loss("");
     assert_true(first_loss("init_lora_weights: gaussian\n") == kaiming); /* B is 0 */
     assert_true(first_loss("init_lora_weights: false\n") != kaiming);
-    same_on_ranks("model_name_or_path: " JOB_MODEL "\nlora_r: 6\ninit_lora_weights: gaussian\n",
+    same_on_ranks("model_name_or_path: " JOB_SHALLOW "\nlora_r: 6\ninit_lora_weights: gaussian\n",
                   "");
-    same_on_ranks("model_name_or_path: " JOB_MODEL "\nlora_r: 6\ninit_lora_weights: false\n", "");
+    same_on_ranks("model_name_or_path: " JOB_SHALLOW "\nlora_r: 6\ninit_lora_weights: false\n", "");
 }
 
 static int setup(void **state)

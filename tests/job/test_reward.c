@@ -217,17 +217,17 @@ static const char *write_pairs(int times)
 static const struct {
     const char *name, *model, *keys;
 } kinds[] = {
-    {"plain", JOB_MODEL, ""},
-    {"DoRA, rsLoRA", JOB_MODEL, "use_dora: true\nuse_rslora: true\n"},
-    {"packed, centered", JOB_MODEL,
+    {"plain", JOB_SHALLOW, ""},
+    {"DoRA, rsLoRA", JOB_SHALLOW, "use_dora: true\nuse_rslora: true\n"},
+    {"packed, centered", JOB_SHALLOW,
      "packing: true\nmax_length: 30\ncenter_rewards_coefficient: 0.1\n"},
-    {"fp8", JOB_MODEL, "base_compute: fp8\n"},
-    {"dropout, LoRA+", JOB_MODEL,
+    {"fp8", JOB_SHALLOW, "base_compute: fp8\n"},
+    {"dropout, LoRA+", JOB_SHALLOW,
      "disable_dropout: false\nlora_dropout: 0.1\nloraplus_lr_ratio: 4\n"},
-    {"8-bit moments", JOB_MODEL, "optim: adamw_8bit\n"},
-    {"PiSSA", JOB_MODEL, "init_lora_weights: pissa\n"},
-    {"trained tokens", JOB_MODEL, "trainable_token_indices: [3, 17, 101]\n"},
-    {"a tied model, few targets", JOB_MODEL,
+    {"8-bit moments", JOB_SHALLOW, "optim: adamw_8bit\n"},
+    {"PiSSA", JOB_SHALLOW, "init_lora_weights: pissa\n"},
+    {"trained tokens", JOB_SHALLOW, "trainable_token_indices: [3, 17, 101]\n"},
+    {"a tied model, few targets", JOB_SHALLOW,
      "lora_target_modules: [q_proj]\nload_in_4bit: false\n"},
     {"experts", FAMILIES "mixtral/checkpoint", "router_aux_loss_coef: 0.01\n"},
     {"capped logits, tied", FAMILIES "gemma2/checkpoint", ""},
@@ -447,7 +447,7 @@ static void test_eval_alone(void **state)
                     write_pairs(1));
     run_kind(&trained, 1, 0, tsr_text_string(&keys), "alone", NULL);
     tsr_text_printf(&without,
-                    "model_name_or_path: " JOB_MODEL "\neval_dataset: %s\nobjective: reward\n"
+                    "model_name_or_path: " JOB_SHALLOW "\neval_dataset: %s\nobjective: reward\n"
                     "dtype: float32\nper_device_eval_batch_size: 2\n",
                     scratch_path("pairs.jsonl"));
     tsr_text_printf(&config, "%sinit_adapter: %s\n", tsr_text_string(&without),

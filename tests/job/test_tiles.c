@@ -57,7 +57,7 @@ static void configure(char out[4096], const char *keys, const char *use, int til
 {
     snprintf(out, 4096,
              "max_steps: 3\nlearning_rate: 0.1\nadam_epsilon: 1\ntotal_batch_size: 9\n"
-             "per_device_train_batch_size: 3\nmodel_name_or_path: " JOB_MODEL
+             "per_device_train_batch_size: 3\nmodel_name_or_path: " JOB_SHALLOW
              "\ndataset: %s\neval_dataset: %s\neval_strategy: steps\neval_steps: 2\n"
              "context_span: %d\n%s%s",
              scratch_path("train.jsonl"), scratch_path("eval.jsonl"), tile_rows, keys, use);
@@ -163,7 +163,7 @@ static void test_few_modules(void **state)
     run_adapter("up and o", "load_in_4bit: false\nlora_target_modules: [o_proj, up_proj]\n", false);
     run_adapter("v and down of two layers",
                 "use_dora: true\nlora_target_modules: [v_proj, down_proj]\n"
-                "layers_to_transform: [1, 4]\n",
+                "layers_to_transform: [0, 2]\n",
                 false);
 }
 
