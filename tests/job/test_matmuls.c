@@ -109,7 +109,7 @@ static tsr_status noting_prepare(tsr_device *device, const tsr_prepare_args *arg
 
 static tsr_job *start_job(const char *const extra[EXTRAS])
 {
-    const char *overrides[] = {"model_name_or_path=" JOB_MODEL,
+    const char *overrides[] = {"model_name_or_path=" JOB_SHALLOW,
                                "dataset=" JOB_TRACES "/padded.jsonl",
                                "eval_dataset=" JOB_TRACES "/packed.jsonl",
                                "eval_packing=false",
@@ -174,7 +174,7 @@ static void test_list(void **state)
                                                  {"use_dora=true", "lora_dropout=0.1"},
                                                  {"use_dora=true", "gradient_checkpointing=full"},
                                                  {"packing=true"},
-                                                 {"layers_to_transform=[3]", "use_dora=true"},
+                                                 {"layers_to_transform=[1]", "use_dora=true"},
                                                  {"lora_target_modules=[v_proj, up_proj]"},
                                                  {"load_in_4bit=false"},
                                                  {"lora_r=128", "use_dora=true", TWO_ROWS},
@@ -283,7 +283,7 @@ static tsr_status choosing_prepare(tsr_device *device, const tsr_prepare_args *a
 /* A job of the CPU, whose kernels get a word in after the start. */
 static tsr_status choose(rank_run *run)
 {
-    const char *overrides[] = {"model_name_or_path=" JOB_MODEL,
+    const char *overrides[] = {"model_name_or_path=" JOB_SHALLOW,
                                "dataset=" JOB_TRACES "/padded.jsonl",
                                "total_batch_size=4",
                                "max_steps=2",

@@ -177,7 +177,8 @@ static void test_held_out(void **state)
     (void)state;
     char config[512];
     snprintf(config, sizeof config, "%svalidation_split: 3\ndata_seed: 5\n", unequal);
-    run_subject(&(subject){"validation_split", config, NULL, few, COUNT(few)}, "train.jsonl", NULL);
+    run_subject(&(subject){"validation_split", config, JOB_SHALLOW, few, COUNT(few)}, "train.jsonl",
+                NULL);
 }
 
 static void test_dora_with_fresh_magnitudes(void **state)
@@ -228,7 +229,7 @@ static void test_plain_nf4(void **state)
                                  "lora_target_modules: '.*\\.(k_proj|down_proj)'\n"
                                  "total_batch_size: 4\nper_device_train_batch_size: 2\n"
                                  "balance: tokens\n";
-    run_subject(&(subject){"NF4 without nested scales", config, NULL, few, COUNT(few)},
+    run_subject(&(subject){"NF4 without nested scales", config, JOB_SHALLOW, few, COUNT(few)},
                 "train.jsonl", "eval.jsonl");
 }
 
@@ -345,9 +346,9 @@ static void test_fp8(void **state)
         "base_compute: fp8\nuse_dora: true\nlora_r: 8\nlora_dropout: 0.1\ntotal_batch_size: 4\n";
     if (!job_has_fp8())
         skip();
-    run_subject(&(subject){"LoRA, fp8 base", lora, NULL, few, COUNT(few)}, "train.jsonl",
+    run_subject(&(subject){"LoRA, fp8 base", lora, JOB_SHALLOW, few, COUNT(few)}, "train.jsonl",
                 "eval.jsonl");
-    run_subject(&(subject){"DoRA with dropout, fp8 base", dora, NULL, few, COUNT(few)},
+    run_subject(&(subject){"DoRA with dropout, fp8 base", dora, JOB_SHALLOW, few, COUNT(few)},
                 "train.jsonl", NULL);
 }
 
@@ -357,14 +358,15 @@ static void test_messages(void **state)
     (void)state;
     static const char config[] = "max_length: 48\ntruncation: right\nlora_r: 32\nuse_dora: true\n"
                                  "assistant_only_loss: false\ntotal_batch_size: 4\n";
-    run_subject(&(subject){"conversations", config, NULL, few, COUNT(few)}, "chat.jsonl", NULL);
+    run_subject(&(subject){"conversations", config, JOB_SHALLOW, few, COUNT(few)}, "chat.jsonl",
+                NULL);
 }
 
 static void test_accumulation(void **state)
 {
     (void)state;
-    run_subject(&(subject){"accumulation", "num_train_epochs: 2\nlora_r: 4\n", NULL, accumulated,
-                           COUNT(accumulated)},
+    run_subject(&(subject){"accumulation", "num_train_epochs: 2\nlora_r: 4\n", JOB_SHALLOW,
+                           accumulated, COUNT(accumulated)},
                 "train.jsonl", NULL);
 }
 

@@ -25,8 +25,8 @@ static const char *config_text(const char *more)
     static char text[4096];
     int used = snprintf(text, sizeof text, "max_steps: 6\nlearning_rate: 1e-2\n%s", more);
     if (!strstr(more, "model_name_or_path"))
-        used += snprintf(text + used, sizeof text - (size_t)used,
-                         "model_name_or_path: " JOB_MODEL "\n");
+        used += snprintf(text + used, sizeof text - (size_t)used, "model_name_or_path: %s\n",
+                         strstr(more, JOB_TRACES) ? JOB_MODEL : JOB_SHALLOW);
     if (!strstr(more, "total_batch_size"))
         used += snprintf(text + used, sizeof text - (size_t)used, "total_batch_size: 4\n");
     if (!strstr(more, "\ndataset"))
@@ -533,7 +533,8 @@ static void test_other_weights(void **state)
     snprintf(same, sizeof same, "model_name_or_path: %s\n", scratch_path("same"));
     snprintf(other, sizeof other, "model_name_or_path: %s\n", scratch_path("negated"));
     remove_refused();
-    run(&result, job_ranks(2), config_text(""), "refused", &stop);
+    run(&result, job_ranks(2), config_text("model_name_or_path: " JOB_MODEL "\n"), "refused",
+        &stop);
     job_result_free(&result);
     check_refused(other, 1, TSR_ECONFIG,
                   (const char *const[]){"a model (model_name_or_path) of other content", NULL});

@@ -462,8 +462,10 @@ static void test_eval_alone(void **state)
     check_error("no adapter", create(&job, TSR_JOB_EVALUATE, tsr_text_string(&without), NULL),
                 TSR_ECONFIG,
                 (const char *const[MOST_WORDS]){"evaluates a trained score", "init_adapter"});
-    tsr_text_printf(&other, "%sinit_adapter: " OBJECTIVES "/init/lora_r8_b\n",
-                    tsr_text_string(&without));
+    tsr_text_printf(&other,
+                    "model_name_or_path: " JOB_MODEL "\neval_dataset: %s\nobjective: reward\n"
+                    "init_adapter: " OBJECTIVES "/init/lora_r8_b\n",
+                    scratch_path("pairs.jsonl"));
     check_error("another adapter", create(&job, TSR_JOB_EVALUATE, tsr_text_string(&other), NULL),
                 TSR_ECONFIG, (const char *const[MOST_WORDS]){"lora_r8_b has none"});
 }
