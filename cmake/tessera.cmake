@@ -137,6 +137,11 @@ function(tsr_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
+  # What a sanitizer's stage of launch/check leaves out it need not build.
+  if((TSR_SANITIZE MATCHES thread AND "no_tsan" IN_LIST arg_LABELS) OR
+     (TSR_SANITIZE MATCHES address AND "no_asan" IN_LIST arg_LABELS))
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
   # COST: those that may take longest are begun first, so that none is left alone at the end.
   set_tests_properties(${name} PROPERTIES
     SKIP_RETURN_CODE 77 TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT} LABELS "${arg_LABELS}")
