@@ -88,7 +88,7 @@ typedef struct tsr_decision {
         reserve; /* of them, what a GPU holds beside the arena: context, modules, communicators,
                          library workspaces */
     int resident_count;
-    int decoded_count; /* layers whose experts stay decoded */
+    int decoded_count;               /* layers whose experts stay decoded */
     int selective_count, full_count; /* layers that make a part again, or all but their input */
     int stride;          /* of the layers that keep their input (shard/stride.h); 0: all */
     int offloaded_count; /* layers whose activations go to host memory, but for the last two of them */

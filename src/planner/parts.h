@@ -17,7 +17,7 @@ typedef struct {
     int64_t resident; /* units that stay on the device whole */
     bool keeps;       /* the gathered adapter stays, too, and gradients are reduced late */
     int wider;        /* launches of attention's backward */
-    int64_t decoded;  /* layers whose experts stay decoded, where the configuration leaves it open */
+    int64_t decoded;  /* layers whose experts stay decoded, unless a key says so */
     int offloaded;    /* layers that train whose activations go to host memory */
     bool some;        /* there are some, and their number is free */
     bool state;       /* of the optimizer goes there */
