@@ -85,8 +85,6 @@ static const attention_case own_cases[] = {
     {1300, 2, 8, 4, 256, 512, {1100, 190}, 0, 50, 0.25f},
     {1300, 2, 4, 2, 128, 640, {1100, 190}, 0, 50, 0.0833f},
     {1030, 3, 16, 1, 128, 0, {500, 1, 520}, 0, 50, 0.25f},
-    /* a cap that only kernels without tensor cores take */
-    {300, 1, 4, 2, 64, 0, {300}, 0, 300},
 };
 
 /* As on cards with little shared memory (sm_86, sm_89, sm_120), and with blocks as of long documents. */
