@@ -17,6 +17,9 @@
 
 #define FP8_RATE 2 /* of the compute dtype's, about */
 
+/* Summands that a tile would multiply in the time in which it begins and ends (planner/speeds.c). */
+#define TILE_ENDS 600
+
 /* Experts whose weights of `element` bytes are there at a time; and the bytes of these weights. */
 static int64_t group_of(const tsr_node *node, uint64_t element)
 {
@@ -427,12 +430,13 @@ static void cost_matmul(const tsr_costing *c, const tsr_node *node, double rows,
     const tsr_work_stack *stack = &c->layer->stack[node->weight[0]];
     double low = 2 * rows * stack->r * (back ? in : out);
     double products = 2 * rows * in * out;
+    double inner = back ? out : in, outer = back ? in : out;
     if (!stack->fp8) {
-        const tsr_work_amount work = {products + low, element * (rows * (in + out) + weights)};
-        tsr_cost_both(c, term, TSR_WORK_GROUPED, work, work);
+        const tsr_work_amount least = {products + low, element * (rows * (in + out) + weights)};
+        const tsr_work_amount here = {least.flops * (1 + TILE_ENDS / inner), least.bytes};
+        tsr_cost_both(c, term, TSR_WORK_GROUPED, least, here);
         return;
     }
-    double inner = back ? out : in, outer = back ? in : out;
     bool gathered = back == (node->kind == &tsr_node_combine);
     double elements = (gathered ? c->layer->tokens : rows) * inner;
     const tsr_work_amount work = {products + FP8_RATE * low,

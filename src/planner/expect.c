@@ -334,7 +334,7 @@ static double from_host(const costing *c, double bytes)
     const double *v = c->speeds->value;
     double share = v[TSR_SPEED_NODE_TO_DEVICE] / c->view->local_ranks;
     double rate = v[TSR_SPEED_TO_DEVICE] < share ? v[TSR_SPEED_TO_DEVICE] : share;
-    return bytes / rate;
+    return bytes / (rate * c->speeds->host_reached);
 }
 
 static double to_host(const costing *c, double bytes)

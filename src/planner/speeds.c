@@ -52,7 +52,9 @@ static const figure figures[TSR_SPEED_COUNT] = {
  *
  * Grouped: with the same number of rows for each expert, a layer's four matmuls reach 0.87 of bf16's roof (h200_peers.json)
  * and 0.68 of e4m3's (h200_experts_fp8.json). In a step experts have 63 to 1573 rows: its timeline there shows 0.75 and
- * 0.57, and 0.55 fits the steps in e4m3 better.
+ * 0.57, and 0.55 fits the steps in e4m3 better. In bf16 sums of 2880 reach 0.88 in the steps of gpt-oss-20b, where those of
+ * 768 to 2048 reach 0.75: 1.06, with 600 summands for a tile's begin and end (model/node_experts.c), fits both
+ * (h200_decoded.json).
  *
  * Ends: half a wave of a matmul's tiles, fitted to h200_sweep.json and h200x4_tokens_offload.json, 512 to 4096 tokens.
  *
@@ -62,10 +64,11 @@ static const figure figures[TSR_SPEED_COUNT] = {
  *
  * slows: h200x4_tokens_offload.json, 16 layers: gathers of 32 x 0.36 (2 ranks) and 0.54 ms (4) make steps of 1024 to
  * 8192 tokens 0.6 to 2.3 ms longer than those whose units all stay; 0.12 of their time. h200_one_gpu.json, 16
- * layers: copies of 83.9 ms made 251.6 ms last 254.7. */
+ * layers: copies of 83.9 ms made 251.6 ms last 254.7. host_reached: copies of 17.6 GB that fill a step of gpt-oss-20b within
+ * 14 GiB take 334 and 350 ms on two cards, 0.95 and 0.91 of what they take alone (h200_decoded.json has the second). */
 static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 1,
                                                             [TSR_WORK_MATMUL_FP8] = 1,
-                                                            [TSR_WORK_GROUPED] = 0.75,
+                                                            [TSR_WORK_GROUPED] = 1.06,
                                                             [TSR_WORK_GROUPED_FP8] = 0.55,
                                                             [TSR_WORK_NARROW] = 0.70,
                                                             [TSR_WORK_ADDED] = 0.55,
@@ -87,7 +90,8 @@ static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 
                                                            [TSR_WORK_DECODE] = 6e-6}},
                                       .attention_ends = 385,
                                       .link_slows = 0.12,
-                                      .host_slows = 0.037};
+                                      .host_slows = 0.037,
+                                      .host_reached = 0.93};
 
 /* The step of cpu_tiny-llama.json takes 1.40 times its FLOPs at the rate of a matmul. */
 #define CPU_SHARE 0.71
@@ -121,6 +125,7 @@ static void complete(tsr_speeds *s)
     s->attention_ends = s->cuda ? cuda_costs.attention_ends : 0;
     s->link_slows = s->cuda ? cuda_costs.link_slows : 0;
     s->host_slows = s->cuda ? cuda_costs.host_slows : 0;
+    s->host_reached = s->cuda ? cuda_costs.host_reached : 1;
     for (int i = 0; !s->cuda && i < TSR_WORK_KINDS; i++) {
         s->rates.reached[i] = CPU_SHARE;
         s->rates.ends_s[i] = 0;

@@ -43,6 +43,7 @@ typedef struct {
     double attention_ends; /* pairs more for each token that attention takes as long as: its ends */
     double link_slows;     /* the share of compute's speed that a gather or a reduction takes, */
     double host_slows;     /* and a copy to or from the host */
+    double host_reached;   /* the share of its speed that such a copy reaches beside computation */
 } tsr_speeds;
 
 /* The key of a JSON object that a figure has there. */
