@@ -3,7 +3,8 @@
  * (kernels/grouped_gemm.h).
  *
  * NF4 and MXFP4 are decoded in the forward and again in the backward: for some experts at a time, or as a GPU's kernel
- * multiplies. Where there is memory for it they are decoded once, by the first forward. With an fp8 base NF4 is decoded to e4m3, and rows are quantized for each matmul (kernels/grouped_fp8.h).
+ * multiplies. Where there is memory for it they are decoded once, by the first pass. With an fp8 base NF4 is decoded to
+ * e4m3, and rows are quantized for each matmul (kernels/grouped_fp8.h).
  *
  * Adapters are never merged, and add no pass over the results: s x A^T, or s dz B, is made first, and is more summands of
  * the same matmul. The gradients of A and B are sums over the rows of both, of which the forward keeps the first, or the

@@ -302,6 +302,19 @@ static tsr_status least_sharers(int *out, tsr_decision *d, const tsr_inputs *inp
     return TSR_OK;
 }
 
+/* Whether nothing else has to change if no expert has to stay decoded. */
+static tsr_status fits_decoded_later(bool *out, tsr_decision *d, const tsr_inputs *inputs,
+                                     const tsr_topology_view *view)
+{
+    tsr_inputs like = *inputs;
+    const tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
+    like.config.decoded_layers = -1;
+    *out = false;
+    if (inputs->config.decoded_layers <= 0 || d->room.base)
+        return TSR_OK;
+    return tsr_decide_fits(out, d, &like, view, &like.bounds, &allowed);
+}
+
 /* What to change, cheapest first. */
 static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inputs,
                           const tsr_topology_view *view)
@@ -309,7 +322,12 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
     bool of_host = tsr_decide_bytes(d) <= d->budget;
     uint64_t needed = of_host ? tsr_decide_host_bytes(d) : tsr_decide_bytes(d);
     tsr_allowance wider = tsr_decide_allowed(&inputs->config);
-    bool fits = false;
+    bool fits;
+    TSR_TRY(fits_decoded_later(&fits, d, inputs, view));
+    if (fits) {
+        tsr_text_puts(out, "decoded_layers: auto");
+        return TSR_OK;
+    }
     for (int i = 0; i < WIDENINGS && !fits; i++) {
         if (!widen(&wider, i))
             continue;

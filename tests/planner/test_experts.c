@@ -180,12 +180,40 @@ static void test_screen(void **state)
     }
 }
 
+/* A layer has 128 experts of 3 matrices, in fp32 here; where they do not fit, the key is what to change. */
+static void test_decoded(void **state)
+{
+    static const char config[] = "model_name_or_path: " SHAPES "qwen3-30b-a3b\nbackend: cpu\n"
+                                 "lora_target_modules: [q_proj]\nmemory_budget: 60GiB\n"
+                                 "decoded_layers: 48\n";
+    const published *m = &models[0];
+    const tsr_job_options options = {.size = sizeof options,
+                                     .config_text = config,
+                                     .purpose = TSR_JOB_PLAN,
+                                     .plan_ranks = 1,
+                                     .threads = 1};
+    uint64_t bytes[2];
+    tsr_job *job;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        json_t *p = plan(m->name, i ? "memory_budget: 400GiB\ndecoded_layers: 3\n"
+                                    : "memory_budget: 400GiB\ndecoded_layers: 0\n");
+        assert_int_equal(number(p, "decoded_layers"), 3 * i);
+        bytes[i] = number(p, "device_peak_bytes");
+        json_decref(p);
+    }
+    assert_int_equal(bytes[1] - bytes[0], 3 * 4 * 3 * m->experts * m->hidden * m->width);
+    assert_true(tsr_job_create(&job, &options) < 0 || tsr_job_print_plan(job, 0, NULL) < 0);
+    if (!strstr(tsr_last_error(), "smallest change that fits: decoded_layers: auto"))
+        fail_msg("%s", tsr_last_error());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parameters), cmocka_unit_test(test_others),
         cmocka_unit_test(test_base_bytes), cmocka_unit_test(test_trainable),
-        cmocka_unit_test(test_screen),
+        cmocka_unit_test(test_screen),     cmocka_unit_test(test_decoded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
