@@ -570,7 +570,8 @@ static const tsr_work_op *only(const op_list *list, tsr_work_kind kind, tsr_work
 
 /* 100 tokens, 2 of 8 experts each, 64 in and 96 out: rows in e4m3 are written once, of tokens where those are gathered, which
  * gate and up do forward and down backward; the adapter's products count double. At least, experts are multiplied as fast as a
- * dense matrix. */
+ * dense matrix; in bf16 a tile begins and ends in the time of 600 summands. Those that stay decoded are read by the matmuls
+ * alone. */
 static void test_experts_in_fp8(void **state)
 {
     enum { T = 100, ROWS = 2 * T, IN = 64, OUT = 96, WEIGHT = IN * OUT };
@@ -578,14 +579,14 @@ static void test_experts_in_fp8(void **state)
     static const tsr_layer_program program = {.block = &block};
     const tsr_work_rates floor = {.matmul = 1, .copy = 1e30, .matmul_fp8 = 4};
     (void)state;
-    for (int way = 0; way < 8; way++) {
-        bool down = way & 1, back = way & 2, fp8 = way & 4;
+    for (int way = 0; way < 16; way++) {
+        bool down = way & 1, back = way & 2, fp8 = way & 4, decoded = way & 8;
         for (int r = 0; r <= 4; r += 4) {
             const tsr_node node = {
                 .kind = down ? &tsr_node_combine : &tsr_node_experts,
                 .spec.experts = {.experts = 8, .chosen = 2, .in = IN, .out = OUT}};
             const tsr_work_layer layer = {.program = &program,
-                                          .stack = {{.r = r, .nf4 = true, .fp8 = fp8}},
+                                          .stack = {{r, true, decoded, fp8}},
                                           .element = 2,
                                           .fp8 = fp8,
                                           .tokens = T};
@@ -598,14 +599,17 @@ static void test_experts_in_fp8(void **state)
             const tsr_work_op *op =
                 only(&list, fp8 ? TSR_WORK_GROUPED_FP8 : TSR_WORK_GROUPED, term);
             assert_non_null(op);
-            assert_true(op->here.flops == products + (fp8 ? 2 : 1) * low);
+            assert_true(op->least.flops == products + (fp8 ? 2 : 1) * low);
+            assert_true(op->here.flops == op->least.flops * (fp8 ? 1 : 1 + 600 / inner));
             assert_true(op->here.bytes == (fp8 ? ROWS * (inner + 2 * outer) + 8 * WEIGHT
                                                : 2 * (ROWS * (inner + outer) + 8 * WEIGHT)));
-            assert_true(op->least.flops == op->here.flops && op->least.bytes == op->here.bytes);
+            assert_true(op->least.bytes == op->here.bytes);
             assert_true(tsr_work_seconds(&floor, op) == op->least.flops / (fp8 ? 4 : 1));
             op = only(&list, TSR_WORK_DECODE, TSR_WORK_NF4);
             assert_non_null(op);
-            assert_true(op->here.bytes == 8 * WEIGHT * (0.5 + 1.0 / 64 + (fp8 ? 1 : 2)));
+            assert_true(op->here.bytes ==
+                        (decoded ? 0 : 8 * WEIGHT * (0.5 + 1.0 / 64 + (fp8 ? 1 : 2))));
+            assert_true(op->least.bytes == 8 * WEIGHT * (0.5 + 1.0 / 64 + (fp8 ? 1 : 2)));
             op = only(&list, TSR_WORK_STREAM, TSR_WORK_QUANTIZE);
             assert_true((op != NULL) == fp8);
             if (fp8) {
