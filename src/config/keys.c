@@ -555,8 +555,8 @@ static const tsr_key memory_keys[] = {
     {"decoded_layers", G, TSR_KEY_INT, AT(decoded_layers), .flags = TSR_KEY_OF_BASE, .low = 0,
      .high = 1e6, .none = "auto", .none_value = -1, .initial = "auto",
      .help =
-         "layers whose 4-bit experts are decoded once and stay so on the device; auto: on a GPU "
-         "as many as fit what nothing else needs"},
+         "layers whose 4-bit experts are decoded once and stay so on the device; auto: on a GPU, "
+         "as many as fit in memory that nothing else needs"},
     {"slots", G, TSR_KEY_INT, AT(slots), .flags = TSR_KEY_OF_BASE, .low = 2,
      .high = TSR_CONFIG_MAX_SLOTS, .initial = "2", .help = "units gathered at a time"},
     {"context_span", G, TSR_KEY_INT, AT(context_span), .low = 16, .high = 1 << 20, .step = 16,

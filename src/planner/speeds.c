@@ -65,7 +65,7 @@ static const figure figures[TSR_SPEED_COUNT] = {
  * slows: h200x4_tokens_offload.json, 16 layers: gathers of 32 x 0.36 (2 ranks) and 0.54 ms (4) make steps of 1024 to
  * 8192 tokens 0.6 to 2.3 ms longer than those whose units all stay; 0.12 of their time. h200_one_gpu.json, 16
  * layers: copies of 83.9 ms made 251.6 ms last 254.7. host_reached: steps of gpt-oss-20b within 14
- * GiB wait 12 ms of 329 for copies that take 298 alone (h200_gpt_oss.json); copies of 318 made them last 334 and 350. */
+ * GiB wait 12 ms of 329 for copies that take 298 alone (h200_gpt_oss.json). */
 static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 1,
                                                             [TSR_WORK_MATMUL_FP8] = 1,
                                                             [TSR_WORK_GROUPED] = 1.06,
